@@ -68,7 +68,7 @@ class Pretrained:
 
     @property
     def config(self) -> ModelConfig:
-        """Model config, the argument of `Encoder` and `Pooler`: architecture, and other fields such as `dtype`."""
+        """Model config to pass to `Encoder` and `Pooler`: architecture, and other fields such as `dtype`."""
         return self._loaded.config
 
     @property
@@ -193,11 +193,11 @@ class Pretrained:
             normalized. None returns the hidden states of all tokens. The default is None, except for a
             sentence-transformers model: its modules compute the vector, with the model's token limit, lower-casing
             and default prompt.
-          prompt: text to prepend to each text, or before the first text of a pair (default: the model's default prompt
-            if `pooling` is the default, else none).
+          prompt: text to prepend to each text, or to the first text of a pair (default: the model's default prompt if
+            `pooling` is the default, else none).
           prompt_name: name of one of the model's prompts, such as `query`, to use if `prompt` is not set.
-          output: `.npy` file to write with the vectors, float32 [B, D], which are then returned as a memory map. The
-            same call resumes an interrupted one.
+          output: `.npy` file for the vectors, float32 [B, D], which are then returned as a memory map. After an
+            interruption, the same call resumes.
 
         Returns:
           With pooling, the vectors in `pooled`. Without pooling, the hidden states in `last_hidden_state`, their mask

@@ -24,7 +24,7 @@ from bertjax.errors import UsageError, shortened
 from bertjax.model.config import UNSET_ARCHITECTURE, size_fields
 from bertjax.tasks.build import config_class
 
-# Config overrides, keyed by field path. A sweep trains each setting once per seed.
+# Setting of a sweep: config overrides, keyed by field path. A sweep trains each setting once per seed.
 Setting = dict[str, Any]
 # Attribute of a decorated `get_config` that stores its argument parser.
 _PARSER = "parsed_arguments"
@@ -111,7 +111,7 @@ def make_quick(config: ConfigDict, seq_len: int) -> None:
 
 
 def phase_of(tokens: float, batch_size: int, seq_len: int, **fields: Any) -> dict[str, Any]:
-    """Returns a phase that trains on `tokens` tokens. Its `share`, relative to other phases, is its number of steps."""
+    """Returns a phase that trains on `tokens` tokens. Shares are relative, so `share` is the number of steps."""
     return {"share": tokens / (batch_size * seq_len), "batch_size": batch_size, "seq_len": seq_len, **fields}
 
 

@@ -60,7 +60,7 @@ def bench_input(args: argparse.Namespace) -> None:
     from bertjax.training.checkpoint_config import fill_unset_fields
 
     config = fill_unset_fields(parse_run_config(args))
-    # Do not build other tasks, because `build_task` reads their data.
+    # Build no task for other configs, because `build_task` would read their data before the error below.
     task = build_task(config) if isinstance(config, PretrainingConfig) and config.has_data else None
     if not isinstance(task, PretrainingTask):
         raise UsageError("`bench input` needs a pre-training config with a corpus; set --config NAME:corpus=DIR")

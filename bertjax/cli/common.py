@@ -38,7 +38,7 @@ def open_config(args: argparse.Namespace) -> Iterator[Any]:
     if checkpoint and (args.config or args.init_from):
         raise UsageError("--checkpoint already defines the run; omit it, or omit --config and --init_from")
     if checkpoint:
-        # Raise before any conversion, because a checkpoint in another format has no run config.
+        # Reject a checkpoint in another format before converting it, because it has no run config.
         if is_hub(checkpoint) or detect_format(checkpoint) != BERTJAX:
             raise UsageError(f"{checkpoint} has no run config; use --config, such as text, and --init_from")
         yield config_for_checkpoint(args, find_checkpoint(checkpoint))
@@ -74,10 +74,11 @@ def open_checkpoint(args: argparse.Namespace) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def open_init_checkpoint(args: argparse.Namespace, keep_converted: bool = False, marker: str = "") -> Iterator[Any]:
-    """Yields the checkpoint of `--init_from`, converted to bertjax's format if necessary (None: no option).
+    """Yields the checkpoint of `--init_from`, converted to bertjax's format if necessary.
 
+    Yields None if the option is not set, or if the checkpoint is missing but the workdir can resume without it.
     `keep_converted` stores the converted checkpoint in a local workdir. Set it only in runs of one process. `marker` is
-    the file or folder that identifies a workdir of the command (default: config.json).
+    the file or folder that identifies the command's workdirs (default: config.json).
     """
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.training.checkpoint import find_checkpoint, resolve_checkpoint_path

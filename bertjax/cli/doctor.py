@@ -148,7 +148,7 @@ def _huge_pages() -> str:
 
 
 def _caches() -> dict[str, Path | str]:
-    """Returns cache folders, keyed by content, and an `error` message if that of corpora and features is unusable."""
+    """Returns cache folders, keyed by content. Adds an `error` if the cache of corpora and features is unusable."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     from bertjax.errors import BertjaxError

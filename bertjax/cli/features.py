@@ -24,7 +24,7 @@ def fill_mask(args: argparse.Namespace) -> None:
     from bertjax.inference.predict import format_probabilities
 
     model = load_model(args.checkpoint)
-    # Predict all texts first, so that a text without a mask token prints only an error.
+    # Predict all texts before printing, so that a text without a mask token produces only an error message.
     predictions_of_texts = [run(model, text, args.top) for text in args.texts]
     for text, predictions in zip(args.texts, predictions_of_texts, strict=True):
         show(text)

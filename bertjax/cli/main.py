@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if argv is None:
         use_huge_pages()
         faulthandler.enable()
-        # If a read fails, Orbax abandons its other reads, and Python would print a traceback for each of them.
+        # Do not print tracebacks of the reads that Orbax abandons after another read failed.
         sys.unraisablehook = _log_unraisable
         # SIGTERM unwinds the stack like Ctrl-C, so that temporary files are removed. Training replaces this handler.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
-        # Other hosts that raise the same error would miss this process in JAX's barrier at exit.
+        # If all hosts raise the same error, exit normally, because JAX's barrier at exit waits for every host.
         at_once = argv is None and not getattr(error, "on_all_hosts", False)
         message, code = str(error), getattr(error, "exit_code", 1)
         if isinstance(error.__cause__, KeyboardInterrupt):  # JAX's C++ code turns an interrupt into a ValueError.
@@ -97,8 +97,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parses arguments. The attribute `overrides` of the result contains the overrides of config fields."""
-    # Join `--config.FIELD VALUE` to `--config.FIELD=VALUE`, because other functions search for this form, and because
-    # argparse would parse VALUE as a text of `predict`.
+    # Join `--config.FIELD VALUE` to `--config.FIELD=VALUE`. Other functions search for this form, and argparse would
+    # parse a separate VALUE as an input text of `predict`.
     items: list[str] = []
     for item in argv:
         previous = items[-1] if items else ""
@@ -133,8 +133,8 @@ def _run(argv: list[str]) -> None:
     args = parse_args(argv)
     configure_logging(args.log_level)
     if args.log_level != "debug":
-        # Hide warnings that Orbax logs in normal operation. Also hide tracebacks of errors that it raises anyway, and
-        # of reads that it abandons after another read failed.
+        # Orbax logs warnings in normal operation. After an error, it logs tracebacks of the raised exception and of the
+        # reads that it abandons. Hide all of them.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     # Block signals, because an interrupt during the import of JAX's native modules may be lost or crash the process.
@@ -153,6 +153,6 @@ def _log_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
 
 def _fail(message: str, exit_code: int, at_once: bool) -> NoReturn:
     show(f"bertjax: {shortened(message, _MAX_MESSAGE_CHARACTERS)}", sys.stderr)
-    if at_once:  # After a failed save, Orbax's threads would run for 20 minutes.
+    if at_once:  # Do not wait for Orbax's threads, which run for 20 minutes after a failed save.
         exit_at_once(exit_code)
     sys.exit(exit_code)

@@ -38,7 +38,7 @@ class Version(argparse.Action):
     """Action that prints the version of the installed package."""
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        import importlib.metadata  # takes as long as the rest of `bertjax --help`
+        import importlib.metadata  # slow: the import takes as long as the rest of `bertjax --help`
 
         print(f"bertjax {importlib.metadata.version('bertjax')}")
         sys.exit()

@@ -38,7 +38,7 @@ def evaluate(args: argparse.Namespace) -> None:
         metrics = evaluate_checkpoint(task, checkpoint)
         if isinstance(task, EmbedTask):
             log_results(metrics, {}, task.baseline())
-        # If `--checkpoint` was converted, `checkpoint` is in a temporary folder, so log `--checkpoint` instead.
+        # A converted checkpoint is in a temporary folder, so log the path or address that the user gave.
         is_converted = not checkpoint.is_relative_to(resolve_path(args.checkpoint))
         logger.info(f"evaluated checkpoint {args.checkpoint if is_converted else checkpoint}")
         print(json.dumps(metrics))

@@ -37,14 +37,13 @@ def train(args: argparse.Namespace) -> None:
     from bertjax.training.train import train as run
 
     config = parse_run_config(args)
-    # Connect the processes before reading a checkpoint, because `jax.distributed.initialize` must run before other uses
-    # of JAX. Checkpoints in other formats are converted. Only a single process keeps the result, because several would
-    # write to the same folder.
+    # Connect the processes first, because `jax.distributed.initialize` must run before other uses of JAX. Do not keep
+    # a converted checkpoint in a distributed run, because several processes would write to the same folder.
     distributed = join_cluster(args, config.cluster)
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
         config = fill_unset_fields(config, init_from, args.workdir)
         task = build_training_task(config, init_from)
-        add_guide_vectors(task)  # Not in `training`, which cannot import `inference`.
+        add_guide_vectors(task)  # Call it here, because `training` cannot import `inference`.
         if problem := export_problem(task.objective.model.config):
             logger.info(f"checkpoints of this run cannot be exported: {problem}")
         result = run(

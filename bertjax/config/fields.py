@@ -81,7 +81,7 @@ def _convert(field_type: type, value: Any, path: str) -> Any:
 
 
 def parse_value(field_type: type, item: str) -> Any:
-    """Parses VALUE in `NAME=VALUE`, a field or argument. For a boolean, `NAME` alone means true."""
+    """Parses the value of a field or argument, given as `NAME=VALUE`. For a boolean, `NAME` alone means true."""
     _, has_value, text = item.partition("=")
     try:
         if field_type is bool:

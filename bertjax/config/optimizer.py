@@ -7,7 +7,7 @@ from bertjax.errors import UsageError
 from bertjax.utils.sections import Section, bounded
 
 NAMES = ("bert_adam", "adamw", "stable_adamw", "lamb", "muon")
-# Schedules, with descriptions of their decay.
+# Learning-rate schedules, with descriptions of their decay.
 SCHEDULES = {
     "bert": "linear decay",
     "cosine": "cosine decay",
@@ -35,7 +35,7 @@ class OptimizerConfig(Section):
       eps: constant added to the denominator of the update.
       clip_norm: maximum global norm of the gradient of trained parameters (0: no clipping).
       layer_decay: factor that multiplies the learning rate once per layer below the output layer (1: no decay).
-      freeze_layers: number of lowest layers that are not trained, of the encoder and of ELECTRA's generator (default:
+      freeze_layers: number of lowest layers of the encoder, and of ELECTRA's generator, that are not trained (default:
         0).
       freeze: paths of parameters or modules that are not trained, such as `encoder/embeddings`.
       head_steps: number of initial steps that train only the parameters outside the encoder (default: 0), so that the

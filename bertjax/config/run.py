@@ -21,9 +21,9 @@ _MAX_TOKENS = 2**31 - 1
 
 
 def set_paths(data: Any, names: Sequence[str]) -> dict[str, str]:
-    """Returns the set fields among `names` of the section `data`.
+    """Returns the values of those fields in `names` that are set in the section `data`.
 
-    Fields with their default, such as `eng.train` in NER, are not set: they name files of the folder `data.path`.
+    A field with its default, such as `eng.train` in NER, counts as unset: it names a file of the folder `data.path`.
     """
     paths = {name: getattr(data, name, "") for name in names}
     return {name: path for name, path in paths.items() if path not in ("", getattr(type(data), name, ""))}
@@ -44,7 +44,7 @@ class RunConfig(Section):
       grad_accum_steps: number of micro-batches per optimizer step.
       hang_seconds: maximum seconds until the next step, evaluation batch or checkpoint finishes, including compilation
         (0: no limit). After this time, the process exits with code 43, so that the launcher restarts the job.
-      divergence_factor: maximum ratio of a logged loss to the first logged loss, or to 0.1 if that is smaller. A run
+      divergence_factor: maximum ratio of a logged loss to the first logged loss, which counts as at least 0.1. A run
         that exceeds it fails.
       model: fields of `ModelConfig`. Unset fields come from the `--init_from` checkpoint. An unset `vocab_size` is the
         size of the data's vocabulary.
@@ -110,14 +110,14 @@ class RunConfig(Section):
             )
         multiple, default = model.pad_vocab_to_multiple_of, ModelConfig.pad_vocab_to_multiple_of
         if default < multiple < vocab_size < 2 * multiple:
-            # The multiple is the number of rows of a published token table, and new pieces do not fit into the table.
+            # This multiple is the row count of a published token table, which is too small for the added pieces.
             model = dataclasses.replace(model, pad_vocab_to_multiple_of=default)
         if model.scan_layers == AUTO and self.steps >= LONG_RUN_STEPS:
             return dataclasses.replace(model, scan_layers=AUTO_LONG_RUN)
         return model
 
     def with_checkpoint(self, workdir: AnyPath) -> "RunConfig":
-        """Returns the config with the settings that the task reads from an initial checkpoint's workdir."""
+        """Returns the config, with settings from the initial checkpoint's workdir filled in (default: none)."""
         return self
 
     def check_rows(self, seq_len: int, is_packed: bool) -> None:

@@ -45,7 +45,7 @@ def local_checkpoint(path: str | os.PathLike) -> str:
         return str(path)
     repository, folder = hub.parse(str(path))[0], hub.download(str(path), _READ_FILES)
     if paths := [path for path in sentence_transformers.module_paths(folder).values() if path]:
-        # Also download the modules' folders, from the commit of the first download.
+        # Also download the folders of these modules, from the same commit as the first download.
         commit = f"{hub.PREFIX}{repository}@{folder.name}"
         hub.download(commit, [f"{path}/{name}" for path in paths for name in _READ_FILES])
     if not has_weights(folder):
@@ -230,7 +230,7 @@ def bertjax_checkpoint(path: str, cache_dir: Path | None = None) -> Iterator[str
 
 
 def _is_origin(origin: dict[str, Any], path: str) -> bool:
-    """Returns True if a cached conversion with this `origin` is from `path` and its files are unchanged or removed."""
+    """Returns True if `origin` describes a conversion of `path`, and the files of `path` are unchanged or removed."""
     if hub.is_hub(path):
         return path in (origin.get("address"), origin.get("source"))
     current = _origin_of(path)
@@ -253,7 +253,7 @@ def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
     """Returns the content of `origin.json`, which identifies the source of a conversion.
 
     For a local checkpoint, this is its path, and the name, size and modification time of each file. For the Hub, it is
-    the address with the commit (the name of the download folder `folder`), and the address as the user wrote it.
+    the address with the commit (the name of the download folder, `folder`), and the address that the user gave.
     """
     if hub.is_hub(path):
         return {"source": f"{hub.PREFIX}{hub.parse(path)[0]}@{Path(folder).name}", "address": path}

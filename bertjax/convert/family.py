@@ -24,7 +24,7 @@ from bertjax.model.models import EncoderModel, PretrainingModel, SequenceModel, 
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 
 FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
-# Modules of a model besides ENCODER, which every checkpoint contains. Each of them is either complete or missing.
+# Optional modules of a checkpoint, each either complete or missing. ENCODER is in every checkpoint.
 POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER = "pooler", "masked_lm", "next_sentence", "classifier"
 DISCRIMINATOR = "discriminator"
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -36,12 +36,12 @@ ACTIVATIONS = {
     **{name: name for name in ("relu", "silu", "tanh")},
     "swish": "silu",
 }
-# `Family.token_ids` of families whose configs contain several special token ids.
+# Value of `Family.token_ids` for families whose configs contain the ids of several special tokens.
 TOKEN_IDS = {
     **{"pad_token_id": "pad", "bos_token_id": "cls", "cls_token_id": "cls", "eos_token_id": "sep"},
     **{"sep_token_id": "sep", "mask_token_id": "mask"},
 }
-# Suffixes of bertjax paths and of transformers names. Tables have no suffix.
+# Suffixes of bertjax paths, mapped to suffixes of transformers names. Tables are listed by full name, without suffix.
 _LEAVES = {"": "", "/kernel": ".weight", "/scale": ".weight", "/bias": ".bias"}
 
 
@@ -133,7 +133,7 @@ class Family:
 
     @property
     def tied(self) -> dict[str, str]:
-        """Original array of each tied copy that a checkpoint may contain: the decoder's weight and bias."""
+        """Maps each tied copy that a checkpoint may contain (decoder weight and bias) to its original array."""
         names = {path: name for path, name, *_ in self.arrays}
         decoder, bias = names["masked_lm/decoder"], names["masked_lm/bias"]
         copies = {decoder: names["encoder/embeddings/token"], f"{decoder.removesuffix('weight')}bias": bias}
@@ -168,7 +168,7 @@ class Family:
         table: list[Parameter] = []
         paths, names = set(), set()
         for path, name, *parts in arrays:
-            # The first entry wins: heads of other classes may use the same array, or another array for the same path.
+            # Keep only the first entry for a path or an unfused array. Later entries belong to heads of other classes.
             if path in paths or (name in names and not parts):
                 continue
             paths.add(path)
@@ -311,7 +311,7 @@ def import_params(
     for parameter in parameters:
         params[parameter.path] = np.zeros(parameter.stacked_shape, np.float32)
         if parameter.first_layer:
-            params[parameter.path][: parameter.first_layer] = 1.0  # the scale of a norm that is not used
+            params[parameter.path][: parameter.first_layer] = 1.0  # scale of an unused norm
         for row, name in zip(parameter.rows(params[parameter.path]), names[parameter.path], strict=True):
             target = parameter.stored(row, name)
             target[...] = _to_float32(parameter.part_of(read_array(name)), name, source).reshape(target.shape)
@@ -319,7 +319,7 @@ def import_params(
 
 
 def shape_differences(shapes: Mapping[str, Sequence[int]], expected: Mapping[str, Sequence[int]]) -> str:
-    """Describes how the shapes of arrays, keyed by name, differ from the expected ones ("": not at all)."""
+    """Describes how the shapes of arrays, keyed by name, differ from `expected`. Returns "" if they are equal."""
     problems = {
         "missing": [name for name in expected if name not in shapes],
         "not part of the model": [name for name in shapes if name not in expected],

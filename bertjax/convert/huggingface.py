@@ -46,7 +46,7 @@ _MULTILABEL, _CLASSES, _REGRESSION = "multi_label_classification", "single_label
 def is_checkpoint_folder(path: Path) -> bool:
     """Returns whether a folder has the config of a Hugging Face model, of an adapter or of sentence-transformers.
 
-    A damaged `config.json` counts, because `read` reports it.
+    Returns True for a damaged `config.json`, so that `read` can report it.
     """
     has_modules = (path / sentence_transformers.MODULES).is_file()
     path = sentence_transformers.transformer_folder(path)
@@ -204,7 +204,7 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
     }
     restored = model_config(family, hf_config, Path(CONFIG))
     if not config.num_key_value_heads and restored.num_key_value_heads == config.num_attention_heads:
-        restored = dataclasses.replace(restored, num_key_value_heads=0)  # 0 means as many heads.
+        restored = dataclasses.replace(restored, num_key_value_heads=0)  # 0: as many as attention heads
     for name in {*ARCHITECTURE_FIELDS} - {"pad_vocab_to_multiple_of"}:
         if (value := getattr(config, name)) != getattr(restored, name):
             raise UsageError(
@@ -238,7 +238,7 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     notes += [f"{class_name} will initialize {', '.join(missing)} randomly"] if missing else []
     arrays = export_params(checkpoint.parameters, checkpoint.params)
     if MASKED_LM in modules and not checkpoint.config.tie_word_embeddings:
-        # Add the decoder's bias under its own name, because transformers then does not tie it.
+        # Add the decoder's bias under its own name, so that transformers does not tie it.
         arrays |= {copy: arrays[own].copy() for copy, own in family.tied.items() if copy not in arrays}
     if class_name == family.base_class:
         arrays = {name.removeprefix(family.prefix): array for name, array in arrays.items()}

@@ -172,7 +172,7 @@ def _has_segments(model: dict[str, Any]) -> bool:
 
 
 def _ignored_parts(engine: Tokenizer, tokenizer: dict[str, Any], special_ids: dict[str, int]) -> list[str]:
-    """Returns the names of the parts in which `tokenizer.json` differs from the tokenizer that was built from it."""
+    """Returns the names of the parts of `tokenizer.json` that differ in `engine`, the tokenizer built from it."""
     built = json.loads(engine.to_str())
     pairs = [(name, built, tokenizer) for name in ("normalizer", "pre_tokenizer")]
     for name in ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word"):
@@ -248,9 +248,9 @@ def _find_special_ids(engine: Tokenizer, folder: Path, tokens: dict[str, str]) -
 def _separators(engine: Tokenizer, special_ids: dict[str, int], has_segments: bool = True) -> tuple[int, int]:
     """Returns the number of [SEP] tokens between the two texts of a pair, and at the end of a row.
 
-    The first number is 0, which means that pairs are unsupported, if a pair is not encoded as [CLS] A [SEP]... B [SEP].
-    With `has_segments`, it is also 0 if the segments are not 0 before B and 1 from B on. The second number is -1 if a
-    single text is encoded neither as [CLS] A [SEP] nor as [CLS] A.
+    The first number is 0 (pairs are unsupported) unless a pair is encoded as [CLS] A [SEP]... B [SEP]. With
+    `has_segments`, the segments must also be 0 before B and 1 from B on. The second number is -1 unless a single text
+    is encoded as [CLS] A [SEP] or [CLS] A.
     """
     cls, sep = special_ids["cls"], special_ids["sep"]
     texts = [engine.encode(text, add_special_tokens=False).ids for text in "ab"]
@@ -283,7 +283,7 @@ def _standard_vocabulary(engine: Tokenizer, folder: Path, special_ids: dict[str,
         return None
     vocab, file = engine.get_vocab(), folder / VOCABULARY
     lines = "".join(f"{token}\n" for token in sorted(vocab, key=vocab.__getitem__)).encode()
-    # Prefer the file, since its checksum identifies the vocabulary.
+    # Prefer the content of `vocab.txt`, because its checksum identifies the vocabulary.
     for content in ([file.read_bytes()] if file.is_file() else []) + [lines]:
         vocabulary = load_vocabulary(file, lower_case, content, model["max_input_chars_per_word"])
         if {token: index for index, token in enumerate(vocabulary.pieces)} == vocab:
@@ -312,7 +312,7 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
         tokenizer._tokenizer.model.max_input_chars_per_word = vocabulary.max_word_chars
         tokenizer.save(str(folder / TOKENIZER))
     tokenizer_config = {
-        # Use BertTokenizer only with its own word limit, because it ignores most of `tokenizer.json`.
+        # BertTokenizer ignores the word limit in `tokenizer.json`, so use it only if the limit is its default.
         "tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast",
         "do_lower_case": vocabulary.lower_case,
         "model_max_length": config.max_row_tokens,

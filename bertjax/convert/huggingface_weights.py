@@ -77,7 +77,7 @@ def missing_weights(model: str, destination: str) -> UsageError:
 
     `model` is a folder or a name on the Hub. The command writes to `destination`.
     """
-    # The command reads the name of the model's class itself, because a name from the config may contain shell code.
+    # Let the command read the class name, because a name from the config may contain shell code.
     return UsageError(
         f"{model} contains no {WEIGHTS}; bertjax does not open pickles such as pytorch_model.bin, which can run code. "
         'If you trust the file, run: python -c "import sys, transformers as t; '

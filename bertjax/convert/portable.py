@@ -60,7 +60,7 @@ from bertjax.training.workdir import CONFIG, CONVERTED, ORIGIN, read_origin
 from bertjax.utils.io import AnyPath
 from bertjax.utils.json_files import read_object, write_json
 
-# Files and folders of a converted workdir. A folder with other names is never overwritten.
+# Files and folders of a converted workdir. A folder that contains anything else is never overwritten.
 WORKDIR_FILES = (
     ORIGIN,
     CONFIG,

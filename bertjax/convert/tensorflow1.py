@@ -74,9 +74,9 @@ def read_vocabulary(folder: Path, lower_case: bool | None = None) -> Vocabulary 
 def training_kind(name: str, shapes: Mapping[str, Sequence[int]]) -> str:
     """Returns the kind of a training variable, such as `adam_m`, or "" for a model variable.
 
-    BERT has no scalar parameters, so scalars are training variables, such as `global_step`. Optimizers and moving
-    averages name their variables after the parameter, as `PARAMETER/SLOT` or `SCOPE/PARAMETER/SLOT`, or have a scope
-    with a copy of each parameter, `SCOPE/PARAMETER`.
+    BERT has no scalar parameters, so scalars are training variables, such as `global_step`. Variables of
+    optimizers and moving averages contain the name of a parameter: `PARAMETER/SLOT`, `SCOPE/PARAMETER/SLOT` or
+    `SCOPE/PARAMETER`.
     """
     scope, _, inner = name.partition("/")
     if inner in shapes and f"{scope}/{_TOKEN_EMBEDDINGS}" in shapes:

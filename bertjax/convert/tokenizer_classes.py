@@ -21,8 +21,8 @@ VOCABULARY = "vocab.txt"
 CONFIG, TOKENIZER = "tokenizer_config.json", "tokenizer.json"
 # RoBERTa's tokenizer files in folders without `tokenizer.json`, which old versions of transformers saved.
 BPE_VOCABULARY, BPE_MERGES = "vocab.json", "merges.txt"
-# transformers builds BERT's standard tokenizer for these classes, from their vocabulary and a few options. It ignores
-# the rest of `tokenizer.json`.
+# Classes for which transformers builds BERT's standard tokenizer from the vocabulary and a few options. It ignores the
+# rest of `tokenizer.json`.
 BERT_CLASSES = (
     "BertTokenizer",
     "DistilBertTokenizer",
@@ -31,7 +31,7 @@ BERT_CLASSES = (
     "MobileBertTokenizer",
     "SqueezeBertTokenizer",
 )
-# For these classes, transformers builds a byte-level or a unigram tokenizer from vocabulary and options.
+# Classes for which transformers builds a byte-level or a unigram tokenizer from the vocabulary and options.
 BYTE_LEVEL_CLASSES, UNIGRAM_CLASSES = ("RobertaTokenizer",), ("XLMRobertaTokenizer", "CamembertTokenizer")
 # Type of the model in `tokenizer.json`, keyed by tokenizer class.
 MODEL_TYPES = {
@@ -104,7 +104,7 @@ def unigram_tokenizer(config: dict[str, Any], tokenizer: dict[str, Any]) -> Toke
     vocab = [(piece, score) for piece, score in tokenizer["model"]["vocab"]]
     unk_id = [piece for piece, _ in vocab].index(str(as_token(config["unk_token"])))
     if config["tokenizer_class"] == "XLMRobertaTokenizer":
-        unk_id = 3  # As in transformers, even if `unk_token` has a different id.
+        unk_id = 3  # fixed in transformers, even if `unk_token` has a different id
     engine = Tokenizer(models.Unigram(vocab, unk_id, byte_fallback=False))
     normalizer = tokenizer.get("normalizer") or {}
     for part in normalizer.get("normalizers", [normalizer]):

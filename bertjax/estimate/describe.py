@@ -121,7 +121,7 @@ def _describe_schedule(task: Task) -> list[str]:
     """Returns the lines that describe steps, warm-up and total FLOPs, or [] if `task.has_schedule` is False."""
     if not task.has_schedule:
         return []
-    # Call this for its errors, which training would raise too.
+    # Raise the same errors as training if the schedule is invalid.
     make_schedule(task.config.optimizer, task.warmup_steps, task.phase_schedule)
     cost = cost_before(task, task.total_steps)
     start = f" from step {task.config.optimizer.head_steps:,}" if task.config.optimizer.head_steps else ""

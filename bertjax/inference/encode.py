@@ -29,9 +29,9 @@ from bertjax.utils.json_files import read_object
 from bertjax.utils.terminal import progress_bar
 
 CLS, MEAN = POOLINGS = ("cls", "mean")
-# Row lengths are `_ROW_LEN` times powers of two, up to the model's maximum. A row length is used only for at least
-# `_MIN_TOKENS` tokens, because the encoder is compiled for each row length, which takes as long as encoding thousands
-# of tokens. Other texts go to rows of the next larger length.
+# Row lengths are `_ROW_LEN` times powers of two, up to the model's maximum. Compiling the encoder for a new row length
+# takes as long as encoding thousands of tokens. So a row length is used only if its texts have at least `_MIN_TOKENS`
+# tokens. Otherwise, its texts go to rows of the next larger length.
 _ROW_LEN, _MIN_ROW_LEN = 64, 32
 # Tokens per batch, small enough that activations fit into a CPU's cache. With 4,096 tokens per batch, a model of six
 # layers takes 1.7 times as long per token.
@@ -71,7 +71,7 @@ def pool(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray, pooling: s
 
 
 def pooler_states(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Returns the pooler's outputs, float32 [n, D], for a sequence-level output layer. Arguments are as in `pool`."""
+    """Applies the pooler of a sequence-level output layer. Returns float32 [n, D]. Arguments are as in `pool`."""
     config = dataclasses.replace(model.config, dtype="float32")
     pooling = CLS if config.classifier_pooling == "cls" else MEAN
     is_late = config.classifier_pooling == "late"
@@ -89,9 +89,9 @@ def _compiled_pooler(config: ModelConfig) -> Callable[..., jax.Array]:
 
 
 def pack_batches(lengths: np.ndarray, max_len: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Packs texts with `lengths` int64 [n] into batches with few distinct row lengths, at most `max_len`.
+    """Packs n texts, with `lengths` int64 [n], into batches. There are few distinct row lengths, at most `max_len`.
 
-    Yields the indices of the texts in each row, int64 [rows, K] with `NO_EXAMPLE` if unused, and the row length.
+    Yields the text indices of each batch, int64 [rows, K] with `NO_EXAMPLE` at unused places, and its row length.
     """
     row_lens = _row_lens(lengths, max_len)
     packed = _pack(lengths, row_lens)

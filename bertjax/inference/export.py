@@ -73,7 +73,7 @@ def export(source: str, destination: str, overwrite: bool = False) -> None:
         raise UsageError(f"cannot export to {destination}; use a local FILE{' or FILE'.join(_FORMATS)}")
     if target.is_dir() or (target.exists() and not overwrite):
         raise UsageError(f"{target} exists; choose another file, or replace a file with --overwrite")
-    list_devices()  # Orbax needs them to read checkpoints.
+    list_devices()  # Initialize the devices, because Orbax needs them to read checkpoints.
     checkpoint = read_checkpoint(local_checkpoint(source))
     names = _output_names(checkpoint)
     modules = {ENCODER, MASKED_LM} if names == (_LOGITS,) else {ENCODER}
@@ -109,7 +109,7 @@ def export(source: str, destination: str, overwrite: bool = False) -> None:
 
 
 def _max_difference(outputs: Arrays, expected: Sequence[Arrays], kind: str) -> float:
-    """Returns the maximum difference (see `TOLERANCE`) between the outputs of a batch and those of its single texts."""
+    """Returns the maximum difference (see `TOLERANCE`) between a batch's `outputs` and those `expected` per text."""
     differences = []
     for index, text_outputs in enumerate(expected):
         for name, array in text_outputs.items():

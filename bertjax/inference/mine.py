@@ -28,14 +28,14 @@ def hard_negatives(
       positives: for each anchor, the indices of its positives in `documents`.
       count: maximum number of negatives.
       first_rank, last_rank: ranks of negatives. Rank 1 is the nearest document that is not a positive of the anchor.
-      margin: minimum by which a negative's cosine is below the cosine of the anchor's least similar positive.
+      margin: minimum difference between the cosine of the anchor's least similar positive and a negative's cosine.
     """
     anchors, documents = unit_rows(anchors), unit_rows(documents)
     with progress_bar("mine", len(anchors), " anchors") as bar:
         for start in range(0, len(anchors), _ANCHORS_PER_BLOCK):
             block = slice(start, start + _ANCHORS_PER_BLOCK)
             depth = last_rank + max(map(len, positives[block]))
-            # Round up to a power of two, because the search is compiled for each distinct depth.
+            # Round `depth` up to a power of two, because the search is compiled for each distinct depth.
             found = nearest(anchors[block], documents, 1 << (depth - 1).bit_length(), progress=False)
             for vector, positive, cosines, indices in zip(anchors[block], positives[block], *found, strict=True):
                 positive_cosines = documents[positive] @ vector

@@ -102,7 +102,7 @@ class Results:
         return "", None
 
     def _init_fingerprint(self, run: Run, step: int) -> str:
-        """Returns the fingerprint of a run's parameters at `step`, or of its result if `step` is 0; "" if unknown."""
+        """Returns the fingerprint of a run's parameters at `step` (0: its resulting parameters), or "" if unknown."""
         if run.fingerprint:
             return run.fingerprint
         if not step:
@@ -203,8 +203,9 @@ def read_outcome(folder: epath.Path, run: Run) -> Outcome | None:
 
 
 def _sweep_workdirs(folder: epath.Path) -> tuple[dict[epath.Path, dict[str, Any]], list[epath.Path]]:
-    """Returns (trials, best) of a sweep. Both are empty if it is unfinished, or if a trial failed without divergence.
+    """Returns (trials, best) of a sweep. Both are empty if the sweep is unfinished or has a failed trial.
 
+    A trial that diverged does not count as failed.
     `trials` maps the workdir of each finished trial to its fields. `best` contains the workdirs of the best setting,
     sorted by seed.
     """
@@ -212,7 +213,7 @@ def _sweep_workdirs(folder: epath.Path) -> tuple[dict[epath.Path, dict[str, Any]
         return {}, []
     try:
         sweep = read_json_object(folder / SWEEP)
-        # Divergence is a result. Other errors, such as a full disk, may not occur again.
+        # Divergence is a result. Other errors, such as a full disk, may not occur again if the trial is repeated.
         has_failed = any("error" in trial and not trial.get("diverged") for trial in sweep["trials"])
         if sweep["left"] or sweep["best"] is None or has_failed:
             return {}, []
@@ -226,7 +227,7 @@ def _sweep_workdirs(folder: epath.Path) -> tuple[dict[epath.Path, dict[str, Any]
 
 
 def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], fields: Mapping[str, Any]) -> None:
-    """Raises a UsageError if the saved `config` differs from the config of `run`, for example in the scale."""
+    """Raises a UsageError if the saved `config` differs from the config of `run`, for example after a scale change."""
     overrides = [*run.overrides, *(f"--config.{field}={value}" for field, value in fields.items())]
     expected: dict[str, Any] = dataclasses.asdict(experiment_config(run.config, overrides))
     # Unset model fields come from the initial checkpoint, and labels from the data, so they cannot be compared here.

@@ -157,7 +157,7 @@ def _check_outcome(run: Run, results: Results) -> None:
 
 
 def _portable_config(config: str) -> str:
-    """Returns `FILE[:ARGUMENTS]` with the name of a packaged experiment, or an absolute path of any other file."""
+    """Returns `FILE[:ARGUMENTS]`, where FILE is the name of a packaged experiment, or else an absolute path."""
     name, colon, arguments = config.partition(":")
     file, folder = Path(experiment_file(name)).resolve(), experiments_folder().resolve()
     packaged = file.relative_to(folder).with_suffix("") if file.is_relative_to(folder) else file

@@ -164,8 +164,8 @@ def fine_tuning(
 ) -> Run:
     """Returns a fine-tuning run of `scale.tasks[task]`, initialized from a checkpoint of the run `start`.
 
-    Without a `seed`, the run is a sweep over the task's grid (with frozen features: a single setting), with
-    `scale.finetuning_seeds` seeds per setting.
+    Without a `seed`, the run is a sweep with `scale.finetuning_seeds` seeds per setting. The settings are the task's
+    grid or, with frozen features, a single setting.
 
     Args:
       data: arguments of the table, such as paths of datasets.

@@ -184,7 +184,7 @@ class Task:
         raise NotImplementedError
 
     def axis_sizes(self, phase: int = 0) -> dict[str, int]:
-        """Returns the sizes of a phase's synthetic batches: `rows`, and each axis and `num_values` of the schema.
+        """Returns the sizes of a phase's synthetic batches: `rows`, and a size per axis and `num_values` of the schema.
 
         For example, `ArraySpec("masked_lm_ids", ("predictions",), num_values="pieces")` needs `predictions` and
         `pieces`.

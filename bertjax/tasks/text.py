@@ -36,7 +36,8 @@ _METRICS = {
     "multilabel": ("micro_f1", "macro_f1", "subset_accuracy"),
 }
 _MISSING_DATA = "no data; set --config.data.train_file=FILE and --config.data.dev_file=FILE"
-# Warn if labels that occur once fill half of a file of `_MIN_ROWS` or more rows, or exceed `_MAX_WORDS` words.
+# Labels that occur only once may be texts. Warn if they fill half of the rows of a file with at least `_MIN_ROWS` rows,
+# or have more than `_MAX_WORDS` words.
 _MIN_ROWS, _MAX_WORDS = 4, 8
 
 

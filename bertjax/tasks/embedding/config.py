@@ -72,8 +72,9 @@ class EmbedData(FinetuningData):
       seq_len: maximum tokens of a text, including special tokens (default: 0, the limit of the initial checkpoint if it
         is an embedder, else 128).
       query_len: maximum tokens of an anchor or query (default: 0, `seq_len`).
-      query_prompt, document_prompt: prefix of anchors and queries, and of all other texts except scored pairs in
-        evaluations (default: the prompts of the initial checkpoint, or none).
+      query_prompt: prefix of anchors and queries (default: the query prompt of the initial checkpoint, or none).
+      document_prompt: prefix of documents: all texts except anchors, queries, and scored pairs in evaluations (default:
+        the document prompt of the initial checkpoint, or none).
       scored_prompt: prefix of both texts of scored pairs in evaluations (default: the default prompt of the initial
         checkpoint, or none), as in sentence-transformers' `EmbeddingSimilarityEvaluator`.
       batch_size: examples per global batch. `info_nce` and `gist` use the other examples of the batch as negatives.
@@ -169,10 +170,10 @@ class EmbedOptions(LossOptions):
         (), only the whole vectors).
       chunk: texts to encode at once (default: 0, the whole batch). It limits the memory of large batches, and must
         divide `data.batch_size`.
-      pooling: `mean`, `cls` or `last` token (default: that of the initial checkpoint, or mean).
-      normalize: `true` or `false`, whether vectors have length 1 (default: that of the initial checkpoint, or true).
-      dense: width of a new dense layer after the pooling (default: 0, that of the initial checkpoint, or none).
-      dense_activation: `identity` or `tanh` (default: that of the initial checkpoint, or identity).
+      pooling: `mean`, `cls` or `last` token (default: the initial checkpoint's pooling, or mean).
+      normalize: whether vectors have length 1, `true` or `false` (default: as in the initial checkpoint, or true).
+      dense: width of a new dense layer after the pooling (default: 0, the initial checkpoint's dense layer, or none).
+      dense_activation: `identity` or `tanh` (default: as in the initial checkpoint, or identity).
     """
 
     loss: str = bounded("info_nce", choices=tuple(LOSSES))

@@ -1,8 +1,8 @@
 """Evaluation of text embedders: correlation with scores, ranks of positives, and retrieval.
 
-An evaluation set computes metrics from vectors (`score`) or without a model (`baseline`), prediction records
-(`records`), and a JSON value that identifies its data (`hash_content`). All sets share a list of N texts, and contain
-indices into this list. `vectors`, float32 [N, D], are the vectors of these texts, scaled to length 1.
+Methods of an evaluation set: `score` computes metrics from vectors, and `baseline` computes metrics without a model.
+`records` returns prediction records, and `hash_content` a JSON value that identifies the data. All sets share a list of
+N texts, and contain indices into this list. `vectors`, float32 [N, D], are the vectors of these texts, of length 1.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ RETRIEVAL_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")
 # Number of ranked documents per query for the metrics, and for the prediction records.
 _DEPTH, _NEIGHBORS = 100, 5
 
-# Index of each distinct text. The key is the text, and whether it is an anchor or query.
+# Index of each distinct text. Keys are the text, and whether it is a query or anchor (None: part of a scored pair).
 EvalTexts = dict[tuple[str, bool | None], int]
 
 

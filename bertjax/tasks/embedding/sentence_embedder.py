@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 TOKENS, SENTENCE = "token_embeddings", "sentence_embedding"
-# Config field of each pooling mode before sentence-transformers 5.4, in that library's order of concatenation.
+# Pooling modes, with their config fields before sentence-transformers 5.4. Vectors are concatenated in this order.
 POOLING_FIELDS = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",

@@ -51,7 +51,8 @@ _FIXED_FIELDS = {
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     "module_output_name": TOKENS,
 }
-# Fields of `Transformer` with arguments of `from_pretrained`, and those that do not change the vectors.
+# Fields of the Transformer's config that contain arguments of transformers' `from_pretrained`. The arguments in
+# `_IGNORED_ARGUMENTS` do not change the vectors.
 _ARGUMENTS = ("model_kwargs", "model_args", "processor_kwargs", "tokenizer_args", "config_kwargs", "config_args")
 _IGNORED_ARGUMENTS = (
     *("attn_implementation", "trust_remote_code", "use_safetensors", "low_cpu_mem_usage", "add_pooling_layer"),
@@ -115,7 +116,7 @@ def read(folder: AnyPath, config: ModelConfig, is_workdir: bool = False) -> Sent
     except UsageError as error:
         return SentenceEmbedder(refusal=str(error))
     except (AttributeError, LookupError, OSError, SafetensorError, TypeError, ValueError) as error:
-        # Caused by a damaged file, or by a value that sentence-transformers does not write.
+        # A file is damaged, or contains a value that sentence-transformers does not write.
         return SentenceEmbedder(refusal=f"cannot use the modules of {folder}: {type(error).__name__}: {error}")
 
 
@@ -196,8 +197,8 @@ def _module_folders(folder: AnyPath) -> list[tuple[str, AnyPath]]:
 def _read_module(name: str, folder: AnyPath, widths: dict[str, int]) -> list[Pooling | Layer]:
     """Reads a module after the Transformer. Returns [] for Dropout, which does nothing at inference.
 
-    `widths` maps the names of features, such as `sentence_embedding`, to widths. Updates the entry of the module's
-    output.
+    `widths` maps the names of features, such as `sentence_embedding`, to their widths. Updates the width of the feature
+    that the module outputs.
     """
     file = folder / _CONFIG
     config = read_object(file, optional=True)

@@ -28,7 +28,7 @@ from bertjax.tasks.objectives.step_cost import StepCost
 from bertjax.tasks.records import PredictionRecords
 from bertjax.tasks.task import NumpyBatch
 
-# Maximum length of a row with several texts. If a single text may be longer, its maximum length applies instead.
+# Maximum length of a packed row, unless a single text may be longer.
 _ROW_LEN = 512
 # Number of batches that are built to estimate the cost of a step.
 _COST_BATCHES = 4
@@ -178,7 +178,7 @@ class EmbedTask(FinetuningTask):
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
         if self.eval_examples is None:
             return super().eval_batches(shard)
-        # Use a coarse bucket, so that the encoder is compiled for few row lengths.
+        # Pad rows to few different lengths, because the encoder is compiled for each length.
         data, bucket, longest = self.config.data, max(1, self.config.data.bucket), max(self.config.data.lengths)
         bucket *= math.ceil(longest / bucket / _EVAL_LENGTHS)
         batching = Batching(data.eval_batch_size, bucket if data.bucket else 0, longest)

@@ -10,7 +10,7 @@ from bertjax.data.finetuning.questions import Question
 from bertjax.data.finetuning.windows import Window
 from bertjax.tasks.records import Record, round_digits, softmax
 
-# `null_odds` of a question without candidate spans: above any difference of scores and, unlike inf, valid JSON.
+# `null_odds` of a question without candidate spans: larger than any difference of scores and, unlike inf, valid JSON.
 _ODDS_WITHOUT_SPAN = 1e9
 
 
@@ -79,8 +79,8 @@ def _window_spans(
     """Returns (score, start, end) of each candidate span of a window, with start and end as character offsets.
 
     A candidate has 1 to `max_answer_len` tokens. Its first token has one of the `n_best` highest start logits, and its
-    last token one of the `n_best` highest end logits. Of all windows that contain the first token, this window gives it
-    the most context.
+    last token one of the `n_best` highest end logits. If several windows contain the first token, the span is a
+    candidate only in the window with the most context around this token.
     """
     characters, first = window.char_spans, window.passage_start
     start, end = (scores[first : first + len(characters)] for scores in (start, end))

@@ -201,7 +201,7 @@ class FinetuningTask(Task):
         return labels is None or bool(known_labels(labels).any())
 
     def extra_metrics(self) -> list[Metric]:
-        """Returns the metrics of `score` that `baseline` lacks, or for which lower values are better."""
+        """Returns metrics for `select_by`: those of `score` that `baseline` lacks, or for which lower is better."""
         return []
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:

@@ -55,9 +55,9 @@ class LossOptions(Section):
 
     Attributes:
       temperature: divisor of the cosines in `info_nce`, `gist` and `cosent`.
-      both_directions: for `info_nce`, whether to also select each positive's anchor among all anchors. If so, the two
-        losses are averaged.
-      hardness: for `info_nce`, strength with which similar negatives are emphasized (EmbeddingGemma uses 5).
+      both_directions: for `info_nce`, whether to average the loss with a second loss, which selects each positive's
+        anchor among all anchors.
+      hardness: for `info_nce`, additional weight of similar negatives (EmbeddingGemma uses 5).
     """
 
     field_prefix: ClassVar[str] = "config.embed."

@@ -18,7 +18,7 @@ from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
 if TYPE_CHECKING:
     from bertjax.data.corpus.store import Corpus
 
-# All are keyed by the side of the context. An offset leads from the current position to the predicted token.
+# These dictionaries are keyed by the side of the context. An offset is the predicted position minus the current one.
 _OFFSETS = {"left": 1, "right": -1}
 _PREFIXES = {"left": "ltr", "right": "rtl"}
 _TITLES = {"left": "left to right", "right": "right to left"}

@@ -19,7 +19,7 @@ def weighted_sum(values: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def loss_and_accuracy_metrics(prefix: str, title: str) -> tuple[Metric, Metric]:
-    """Returns the metrics of `loss_and_accuracy`. `title` is the title of their panels."""
+    """Returns the metrics that `loss_and_accuracy` computes. Their panel titles start with `title`."""
     return loss_metric(f"{prefix}_loss", f"{title}: loss"), Metric(f"{prefix}_accuracy", panel=f"{title}: accuracy")
 
 

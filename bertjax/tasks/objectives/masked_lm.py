@@ -69,7 +69,7 @@ class MaskedLm(PretrainingObjective):
         return metrics
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
-        masked_lm_logits, pair_logits = self.apply(params, batch, dropout_key)  # of `PretrainingModel`
+        masked_lm_logits, pair_logits = self.apply(params, batch, dropout_key)  # outputs of `PretrainingModel`
         return self.metric_sums(batch, masked_lm_logits, pair_logits), {}
 
     def metric_sums(self, batch: Batch, masked_lm_logits: jax.Array, pair_logits: jax.Array) -> MetricSums:
@@ -95,7 +95,7 @@ class MaskedLmWithSentenceOrder(MaskedLm):
 
     pair_prefix = "sop"
     metrics = (
-        # Those of masked LM, without next sentence.
+        # Exclude the next-sentence metrics of `MaskedLm`.
         *(metric for metric in MaskedLm.metrics if not metric.name.startswith(MaskedLm.pair_prefix)),
         *loss_and_accuracy_metrics(pair_prefix, "sentence order"),
     )

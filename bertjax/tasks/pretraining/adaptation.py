@@ -111,7 +111,7 @@ class AdaptationTask(PretrainingTask):
 
 
 def _corpus_steps(phase: Phase, step: int, count: Callable[[int], int]) -> tuple[Phase, int]:
-    """Converts the steps of `phase`, and `step`, from steps of the run to steps of one corpus.
+    """Converts `step`, and the steps of `phase`, from steps of the run to steps of one corpus.
 
     `count` maps a step of the run to the number of earlier batches from this corpus.
     """

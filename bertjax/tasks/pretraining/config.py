@@ -43,10 +43,11 @@ class PretrainingData(Section):
       max_predictions: maximum masked positions per row of `seq_len` tokens or, in packed rows, per sentence pair or
         document (default: 0, `masking.rate` times `seq_len`, rounded up: 20 at length 128 and 77 at length 512).
       objective: pre-training objective. `nsp` is masked LM and next-sentence prediction. `sop` is masked LM and
-        sentence-order prediction, as in ALBERT. `pairs` is masked LM on the same rows (No NSP in Table 5). `none` is
-        masked LM on rows of contiguous text or, with `packing`, of documents. `lm` is unidirectional language modeling.
-        It needs `model.attention_direction=left` (LTR & No NSP in Table 5) or `right`, or `model.encoder=lstm`, which
-        trains both directions. `rtd` is replaced-token detection, as in ELECTRA, on the rows of `none`.
+        sentence-order prediction, as in ALBERT. `pairs` is masked LM on the rows of `nsp` (No NSP in Table 5). `none`
+        is masked LM on rows of contiguous text or, with `packing`, of documents. `lm` is unidirectional language
+        modeling. It needs `model.attention_direction=left` (LTR & No NSP in Table 5) or `right`, or
+        `model.encoder=lstm`, which trains both directions. `rtd` is replaced-token detection, as in ELECTRA, on the
+        rows of `none`.
       dupe_factor: number of passes over the corpus with different sentence pairs before the pairs repeat, as in
         google-research/bert.
       packing: whether to pack several sentence pairs into each training row to avoid padding. Each pair is
