@@ -204,7 +204,7 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
     }
     restored = model_config(family, hf_config, Path(CONFIG))
     if not config.num_key_value_heads and restored.num_key_value_heads == config.num_attention_heads:
-        restored = dataclasses.replace(restored, num_key_value_heads=0)  # 0: as many as attention heads
+        restored = dataclasses.replace(restored, num_key_value_heads=0)  # 0: one per attention head
     for name in {*ARCHITECTURE_FIELDS} - {"pad_vocab_to_multiple_of"}:
         if (value := getattr(config, name)) != getattr(restored, name):
             raise UsageError(

@@ -254,8 +254,8 @@ def _from_portable(checkpoint: PortableCheckpoint, path: str, mesh: Mesh, defaul
     if checkpoint.vocabulary is None:
         raise missing_vocabulary(path)
     description, shardings = checkpoint.model_description, {}
-    # Tracing the model takes 0.3 s. Skip it for a single device, which needs no shardings, unless the checkpoint may
-    # contain unknown parameters. Only checkpoints in bertjax's format may contain them.
+    # Tracing the model takes 0.3 s. It is needed only for the shardings of several devices, and to find unknown
+    # parameters, which only checkpoints in bertjax's format may contain.
     if mesh.size > 1 or checkpoint.description is not None:
         shardings = _shardings(build_known_model(description, checkpoint.config), mesh)
         modules = {name.partition("/")[0] for name in shardings}

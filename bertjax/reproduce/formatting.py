@@ -16,7 +16,7 @@ _PAPER, _OURS = "paper", "ours"
 
 
 class CellValue(NamedTuple):
-    """Metric values of a cell's finished runs, one per seed. Missing runs set `progress`, such as ` (1 of 2)`."""
+    """Metric values of a cell's finished runs, one per seed. While runs are missing, `progress` shows ` (1 of 2)`."""
 
     values: tuple[float, ...] = ()
     progress: str = ""

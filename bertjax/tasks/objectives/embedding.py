@@ -15,7 +15,7 @@ from bertjax.model.partitioning import with_logical_constraint
 from bertjax.tasks.objectives.embedding_losses import LOSSES, EmbeddedBatch, LossOptions, in_blocks
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 
-# Arrays of packed rows. `texts` contains the batch index of each text, example * columns + column, or -1 if unused.
+# Arrays of packed rows. `texts` has each text's index in the batch (example * columns + column), or -1 if unused.
 _ROWS = (
     ArraySpec("input_ids", ("length",), num_values="pieces"),
     ArraySpec("segment_ids", ("length",)),
