@@ -71,7 +71,7 @@ def pool(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray, pooling: s
 
 
 def pooler_states(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Applies the pooler that precedes a sequence-level output layer. Returns float32 [n, D]. Arguments are as in `pool`."""
+    """Applies the pooler before a sequence-level output layer. Returns float32 [n, D]. Arguments are as in `pool`."""
     config = dataclasses.replace(model.config, dtype="float32")
     pooling = CLS if config.classifier_pooling == "cls" else MEAN
     is_late = config.classifier_pooling == "late"
