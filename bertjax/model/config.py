@@ -14,11 +14,11 @@ TRANSFORMER, LSTM = ENCODERS = ("transformer", "lstm")
 LEFT, RIGHT = SIDES = ("left", "right")
 DIRECTIONS = ("both", *SIDES)
 LAYER_NORM, RMS_NORM = NORMS = ("layer_norm", "rms_norm")
-# Positions: learned embeddings, or rotations of queries and keys. With K elements per head, `rotary` rotates elements i
-# and i + K / 2 together, and `rotary_pairs` elements 2 i and 2 i + 1.
+# Position types: learned embeddings (`absolute`), or rotations of queries and keys. In a head of size K, `rotary` pairs
+# elements i and i + K / 2, and `rotary_pairs` pairs elements 2 i and 2 i + 1.
 ABSOLUTE, ROTARY, ROTARY_PAIRS = POSITIONS = ("absolute", "rotary", "rotary_pairs")
 DTYPES = (AUTO, "float32", "bfloat16")
-# Fields of rotary positions that training phases may change.
+# Fields of rotary positions, which training phases may change.
 ROPE_THETAS = ("global_rope_theta", "local_rope_theta")
 # `scan_layers` value that replaces `auto` in runs of at least LONG_RUN_STEPS steps. It unrolls on all platforms.
 AUTO_LONG_RUN = "auto_long_run"
@@ -50,7 +50,7 @@ class Architecture(Section):
       num_hidden_layers: number of Transformer layers, or of LSTM layers per direction.
       num_attention_heads: number of attention heads, H; must divide `hidden_size`.
       intermediate_size: width of the feed-forward layer, F; 4 D in the paper.
-      max_position_embeddings: number of learned position embeddings: the maximum row length in tokens plus
+      max_position_embeddings: number of learned position embeddings, which is the maximum row length in tokens plus
         `position_offset`. With rotary positions, the maximum row length.
       type_vocab_size: number of segment embeddings. With 0 or 1, the texts of a pair have the same segment.
       hidden_act: activation of the feed-forward layer: `gelu_tanh` (as in google-research/bert), `gelu_erf`, `relu`,
@@ -67,7 +67,7 @@ class Architecture(Section):
       norm_bias: whether LayerNorms have a bias.
       norm_first: whether norms precede the sub-layers, with one more norm after the last layer, as in ModernBERT. If
         false, a norm follows each residual connection, as in BERT.
-      first_attention_norm: whether a norm precedes the attention of the lowest layer. ModernBERT has none.
+      first_attention_norm: whether a norm precedes the attention of the lowest layer. ModernBERT has no such norm.
       position_embedding_type: `absolute` (learned embeddings), `rotary` (rotations of the two halves of each head) or
         `rotary_pairs` (rotations of adjacent pairs).
       position_offset: position of the first token in the table of learned embeddings (default: 0; 2 in RoBERTa).
@@ -90,16 +90,16 @@ class Architecture(Section):
       pooler_act: activation of the dense layer before an output layer for sequences (default: `tanh`; empty: no dense
         layer).
       pooler_norm: whether a norm follows the pooler's activation.
-      classifier_pooling: how a sequence's states become one: `cls` (state of the first token), `mean` (mean over the
-        tokens, then the pooler) or `late` (the pooler, then the mean).
+      classifier_pooling: pooling of token states into one state per sequence: `cls` (state of the first token), `mean`
+        (mean over the tokens, then the pooler) or `late` (the pooler, then the mean).
       token_pooler: whether the pooler's layers also precede an output layer for tokens, as in ModernBERT.
     """
 
     field_prefix: ClassVar[str] = "config.model."
     may_be_unset: ClassVar[bool] = True
 
-    # The maximum sizes, larger than those of any trained model, exist so that a mistyped size fails at once, and not
-    # minutes later inside a library.
+    # The maximum sizes are larger than those of any trained model. They make a mistyped size fail at once, not minutes
+    # later inside a library.
     encoder: str = bounded(TRANSFORMER, choices=ENCODERS)
     vocab_size: int = bounded(30522, at_least=1, at_most=1 << 24)
     hidden_size: int = bounded(768, at_least=1, at_most=1 << 17)
@@ -142,13 +142,13 @@ class Architecture(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.embedding_size and self.embedding_size == self.hidden_size:
-            object.__setattr__(self, "embedding_size", 0)  # So that equal networks have equal fields.
+            object.__setattr__(self, "embedding_size", 0)  # Make the configs of equal networks equal.
         for conflict, reason in self._conflicts():
             if conflict:
                 raise UsageError(f"config.model: {reason}")
 
     def _conflicts(self) -> list[tuple[Any, str]]:
-        """Returns unsupported combinations of fields, as conditions with error messages. Fields may be unset (None)."""
+        """Returns (condition, error message) for each unsupported combination of fields. Fields may be unset (None)."""
         width, heads, kv_heads = self.hidden_size, self.num_attention_heads, self.num_key_value_heads
         is_lstm, is_rotary = self.encoder == LSTM, self.position_embedding_type in (ROTARY, ROTARY_PAIRS)
         is_linear = self.lm_head == "linear" and self.tie_word_embeddings
@@ -216,7 +216,7 @@ class Architecture(Section):
         return -(-self.vocab_size // self.pad_vocab_to_multiple_of) * self.pad_vocab_to_multiple_of
 
 
-# Fields without effect, keyed by the field and the value that disable them.
+# Maps (field, value) to other fields, which have no effect if the field has this value.
 _UNUSED_FIELDS: dict[tuple[str, Any], tuple[str, ...]] = {
     ("encoder", LSTM): (
         *("attention_direction", "embedding_size", "embedding_norm", "norm", "norm_bias", "norm_first", "gated_mlp"),
@@ -235,7 +235,7 @@ ARCHITECTURE_FIELDS = tuple(field.name for field in dataclasses.fields(Architect
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Architecture):
-    """Config section `model`: architecture, and fields that a run may set to any values, whatever its checkpoint.
+    """Config section `model`: architecture, and fields that a run may set independently of its checkpoint.
 
     Attributes:
       dtype: dtype of the computation: `float32`, `bfloat16` or `auto`. `auto` is bfloat16 on TPU and GPU. On CPU, it is
@@ -289,7 +289,7 @@ class ModelConfig(Architecture):
 
 
 _UNSET: Any = None
-# Model of a run that takes its architecture from the `--init_from` checkpoint.
+# Model config without architecture. A run with this config takes its architecture from the `--init_from` checkpoint.
 UNSET_ARCHITECTURE = ModelConfig(**dict.fromkeys(ARCHITECTURE_FIELDS, _UNSET))
 
 

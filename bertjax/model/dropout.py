@@ -60,13 +60,13 @@ def dropout_scale(rate: float) -> float:
 
 def gumbel_noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Returns standard Gumbel noise, float32, whose random bits are a hash of key and position, as in `dropout`."""
-    # With 23 bits, float32 represents every number exactly, so that none is rounded to 0 or 1.
+    # Use only 23 bits, so that float32 represents every number exactly and rounds none to 0 or 1.
     uniform = ((dropout_seeds(key, shape)[0] >> 9).astype(jnp.float32) + 0.5) * 2.0**-23
     return -jnp.log(-jnp.log(uniform))
 
 
 def dropout_seeds(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Returns two uint32 arrays of shape `shape`: the two seeds of each matrix in an array [*shape, M, N]."""
+    """Returns two seeds for each matrix [M, N] of an array [*shape, M, N], as two uint32 arrays of shape `shape`."""
     first, second, *block = jax.random.key_data(key).reshape(-1).astype(jnp.uint32)
     position = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape):
@@ -80,7 +80,7 @@ def dropout_seeds(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, ja
 def kernel_dropout(
     rate: float, key: jax.Array | None, shape: tuple[int, ...]
 ) -> tuple[float, tuple[jax.Array, jax.Array]]:
-    """Returns the rate (0 without a key) and the seeds of an attention kernel's dropout, see `dropout_seeds`."""
+    """Returns the rate (0 without a key) and the seeds for dropout in an attention kernel, see `dropout_seeds`."""
     if key is None or not rate:
         return 0.0, (jnp.zeros(shape, jnp.uint32),) * 2
     return rate, dropout_seeds(key, shape)
@@ -99,7 +99,7 @@ def _iota(shape: tuple[int, ...], axis: int) -> jax.Array:
 
 
 def block_key(key: jax.Array, block: jax.Array, num_blocks: int) -> jax.Array:
-    """Returns a key for a block of rows of a batch. With this key, `dropout` draws the masks of the complete batch.
+    """Returns a key for a block of a batch's rows, with which `dropout` masks them as in the complete batch.
 
     Row i of the block is row i * `num_blocks` + `block` of the batch. Rows are the leading axis of arrays with at least
     three axes.
@@ -110,7 +110,7 @@ def block_key(key: jax.Array, block: jax.Array, num_blocks: int) -> jax.Array:
 
 
 def _on_key(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Adapts a function from Threefry keys to keys, such as `fold_in`, to block keys, whose block stays the same."""
+    """Adapts a function that derives Threefry keys, such as `fold_in`, to block keys. The block does not change."""
 
     def apply(data: jax.Array, argument: Any) -> jax.Array:
         words = jax.random.key_data(function(jax.random.wrap_key_data(data[:2], impl="threefry2x32"), argument))

@@ -17,8 +17,8 @@ class Embeddings(nn.Module):
     """
 
     config: ModelConfig
-    # Embeddings of the encoder, whose tables and norm ELECTRA's generator (`ReplacedTokenModel`) uses below a
-    # projection of its own (default: None, own tables and norm).
+    # Embeddings whose tables and norm this module uses (default: None, own tables and norm). ELECTRA's generator
+    # (`ReplacedTokenModel`) uses those of the encoder, followed by its own projection.
     tied_embeddings: "Embeddings | None" = None
 
     def setup(self) -> None:
@@ -27,7 +27,7 @@ class Embeddings(nn.Module):
             self.projection = Dense(config, (config.hidden_size,), (None, "embed"))
         if self.tied_embeddings is not None:
             for name in ("token_table", "segment_table", "position_table", "norm"):
-                setattr(self, name, getattr(self.tied_embeddings, name, None))  # None: the config has no such table
+                setattr(self, name, getattr(self.tied_embeddings, name, None))  # None if the config has no such table
             return
 
         def table(name: str, num_rows: int, axis: str) -> jax.Array:
@@ -57,16 +57,16 @@ class Embeddings(nn.Module):
         # (2)
         table = with_logical_constraint(self.token_table, ("vocab", "embed_over_fsdp"))  # [V, E]
         x = jnp.take(table, input_ids, axis=0)  # float32 [B, L, E]
-        # Multiply by one-hot rows, because for two segments, this is faster than a gather, forward and backward. The
-        # precision keeps float32 on accelerators, as in the other two tables.
+        # Multiply by one-hot rows, because for two segments, this is faster than a gather, forward and backward. Set
+        # `precision`, because accelerators would otherwise multiply with less than float32 precision.
         config = self.config
-        if config.type_vocab_size == 1:  # Both texts of a pair have this segment, as in RoBERTa.
+        if config.type_vocab_size == 1:  # All tokens have the same segment, as in RoBERTa.
             x += self.segment_table
         elif config.type_vocab_size:
             one_hot = jax.nn.one_hot(segment_ids, config.type_vocab_size, dtype=x.dtype)
             x += jnp.matmul(one_hot, self.segment_table, precision="highest")
         if config.position_embedding_type == ABSOLUTE:
-            if offset := config.position_offset:  # In RoBERTa, [PAD] is token 1 = offset - 1, and has this position.
+            if offset := config.position_offset:  # In RoBERTa, [PAD] has token id 1 and position 1: offset - 1.
                 position_ids = _roberta_positions(input_ids == offset - 1, position_ids)
             x += jnp.take(self.position_table, position_ids + offset, axis=0)
         x = with_logical_constraint(x, ("batch_over_data", "length", "embed_over_fsdp"))
@@ -80,7 +80,7 @@ class Embeddings(nn.Module):
 
 
 def _roberta_positions(is_pad: jax.Array, position_ids: jax.Array) -> jax.Array:
-    """Returns RoBERTa's positions [B, L]: -1 for [PAD], even inside a text; others as if there were no [PAD] tokens.
+    """Returns RoBERTa's positions [B, L]: -1 for [PAD], even inside a text. Other tokens are counted without [PAD].
 
     For example, the positions of a text "a [PAD] b" are 0, -1 and 1.
     """

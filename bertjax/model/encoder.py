@@ -68,7 +68,7 @@ class Encoder(nn.Module):
 
     @property
     def token_tables(self) -> tuple[jax.Array, ...]:
-        """Token embedding tables for tied output layers: one, float32 [V, E]. `LstmEncoder` has one per direction."""
+        """Token embedding tables for tied output layers: one float32 [V, E], or one per direction in `LstmEncoder`."""
         return (self.embeddings.token_table,)
 
     @nn.compact  # because `run_layers` creates the layers in this call
@@ -201,7 +201,7 @@ class SelfAttention(nn.Module):
             )
             y = dense(x)
             y = checkpoint_name(y, QKV).reshape(*y.shape[:-1], *heads)
-            num_queries = config.num_attention_heads // num_heads  # query heads that share a key
+            num_queries = config.num_attention_heads // num_heads  # number of query heads per key head
             return jnp.repeat(y, num_queries, axis=2) if num_queries > 1 else y
 
         query = project("query", config.num_attention_heads)

@@ -23,7 +23,7 @@ NONE, EMBEDDINGS, SECOND_TO_LAST, LAST, SUM_LAST_FOUR, CONCAT_LAST_FOUR, SUM_ALL
 _SUMS = (SUM_LAST_FOUR, SUM_ALL)
 # Name of the Flax module `_Mix`.
 _MIX = "mix"
-# Batch key of a frozen encoder's precomputed states, see `encode_with_head`.
+# Name of the array in a batch with precomputed states of a frozen encoder, see `encode_with_head`.
 CACHED_FEATURES = "features"
 
 
@@ -67,7 +67,7 @@ class FeatureHead(Section):
         return 2 * self.lstm_size if self.lstm_layers else self._num_concatenated(config) * config.hidden_size
 
     def context_sides(self, config: ModelConfig) -> tuple[str, ...]:
-        """Returns the side of the context of each slice of the head's output; see `Architecture.context_sides`."""
+        """Returns the context direction of each part of the head's output, see `Architecture.context_sides`."""
         return SIDES if self.lstm_layers else config.context_sides * self._num_concatenated(config)
 
     def _num_concatenated(self, config: ModelConfig) -> int:
@@ -89,8 +89,8 @@ def encode_with_head(
     Each call of `make_rng` returns a new random key.
 
     Returns:
-      States of tokens [B, L, W] and of sequences [B, W], or [B, S, W] in packed rows of up to `num_sequences`, in the
-      config's dtype. W is `feature_head.width`.
+      Token states [B, L, W] and sequence states [B, W], both in the config's dtype. W is `feature_head.width`. For
+      packed rows of up to S = `num_sequences` sequences, sequence states are [B, S, W].
     """
     if not feature_head.features:
         tokens = encode(config, batch, deterministic).tokens

@@ -101,7 +101,7 @@ def _lstm_flops(input_size: int, size: int) -> int:
 
 @functools.cache
 def matmul_flops_per_second() -> tuple[float, str]:
-    """Measures the FLOP/s of a matrix product on this machine's CPUs, the best of 6 runs, and names the product.
+    """Returns the measured FLOP/s of a matrix product on this machine's CPUs (best of 6 runs), and its description.
 
     The product is bfloat16 in XLA if the CPU has bfloat16 units, else float32 in NumPy.
     """

@@ -18,7 +18,7 @@ _MIN_SQUARED_NORM = 1e-24
 def pooled_states(
     config: ModelConfig, tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences: int = 1
 ) -> jax.Array:
-    """Returns the state of each sequence that `classifier_pooling` selects: of [CLS], or the mean over its tokens.
+    """Pools token states into one state per sequence: that of [CLS], or their mean (`classifier_pooling`).
 
     See `sequence_states` for the arguments and the shape.
     """

@@ -18,7 +18,7 @@ from bertjax.model.partitioning import ACTIVATION_AXES, with_logical_constraint
 
 
 class LstmEncoder(nn.Module):
-    """One `LstmReader` per direction, with concatenated hidden states. Takes the arguments of `Encoder`."""
+    """Encoder that concatenates the hidden states of one `LstmReader` per direction. Same arguments as `Encoder`."""
 
     config: ModelConfig
 

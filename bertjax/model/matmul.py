@@ -19,7 +19,7 @@ def dot(x: jax.Array, kernel: jax.Array, num_inputs: int = 1, dtype: jnp.dtype |
     """Contracts the last `num_inputs` axes of `x` with the first axes of a kernel.
 
     `dtype` is the dtype of the accumulation and the output (default: the result type of `x` and the kernel). On CPU,
-    the axes of the kernel are merged into two. On TPU, merging would move 7 % more bytes per step (BASE at 512 tokens).
+    the kernel is reshaped to a matrix. On TPU, this would move 7 % more bytes per step (BASE at 512 tokens).
 
     On CPU, a float32 kernel of a bfloat16 `x` is rounded to bfloat16, but its gradient is not.
     """
@@ -30,7 +30,7 @@ def dot(x: jax.Array, kernel: jax.Array, num_inputs: int = 1, dtype: jnp.dtype |
     matrix = kernel.reshape(contracted, math.prod(trailing))
     dtype = dtype or x.dtype
     if x.dtype == jnp.bfloat16:
-        # Use two leading axes at least, because XLA does not use the units for a gradient that contracts a single axis.
+        # Use two or more leading axes, because XLA computes gradients that contract one axis without bfloat16 units.
         rows = x.reshape(*leading, contracted) if len(leading) > 1 else x.reshape(1, -1, contracted)
         axes = string.ascii_lowercase[: rows.ndim - 1]
         product = _bfloat16_einsum(f"{axes}I,IO->{axes}O", rows, matrix)
@@ -66,7 +66,7 @@ def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
 
 
 def _bfloat16_einsum(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Multiplies two arrays, rounded to bfloat16, with a float32 result. Also rounds the cotangent to bfloat16.
+    """Rounds two arrays to bfloat16 and returns their product in float32. Also rounds the cotangent to bfloat16.
 
     The gradient of a float32 array is float32.
     """
@@ -124,7 +124,7 @@ def _bfloat16_add_bias(x: jax.Array, bias: jax.Array) -> tuple[jax.Array, Callab
 
 @jax.custom_gradient
 def _matmul(rows: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Callable]:
-    """Multiplies `rows` [N, I] by `kernel` [I, O]. The kernel gradient is computed in a way that is fast on CPU.
+    """Multiplies `rows` [N, I] by `kernel` [I, O]. Defines a gradient of the kernel that is fast on CPU.
 
     JAX's own gradient contracts the first axes of two matrices, which is slow on CPU. This gradient transposes one of
     the two matrices first.

@@ -56,7 +56,7 @@ class EncoderModel(nn.Module):
 
 
 class PretrainingModel(nn.Module):
-    """Encoder, pooler, masked-LM head and next-sentence head. Without two segments, only encoder and masked-LM head."""
+    """Encoder, masked-LM head and, if the config has two or more segments, pooler and next-sentence head."""
 
     KIND: ClassVar[str] = "pretraining"
 

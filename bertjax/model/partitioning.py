@@ -37,7 +37,7 @@ def platform() -> str:
 
 
 def current_device() -> Any:
-    """Returns an (abstract) device of the current mesh or, if no mesh is set, a device of this machine."""
+    """Returns an abstract device of the current mesh or, if no mesh is set, a device of this machine."""
     return getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None) or jax.devices()[0]
 
 

@@ -39,7 +39,8 @@ _WARM_UP_BATCHES = 10
 def benchmark_batch(task: Task) -> tuple[NumpyBatch, int]:
     """Returns a batch to time, and the index of a train step whose batch has the same shape.
 
-    With data, fine-tuning uses its most common batch shape, and embedding its first batch. Other batches are random.
+    Fine-tuning uses a batch of the most common shape, and embedding training uses the first batch. Other tasks, and
+    tasks without data, use a random batch.
     """
     if isinstance(task, FinetuningTask) and task.train_examples is not None:
         step = task.order.typical_step()
@@ -52,7 +53,7 @@ def benchmark_batch(task: Task) -> tuple[NumpyBatch, int]:
 def bench_step(task: Task, steps: int, profile_steps: range = range(0)) -> dict[str, Any]:
     """Times `steps` train steps on `benchmark_batch`, after a first step that includes compilation.
 
-    Profiles the timed steps `profile_steps`, counted from 0, into a new temporary folder (default: no profile).
+    Writes a profile of the timed steps `profile_steps`, counted from 0, to a temporary folder (default: no profile).
 
     In the result, `tokens_per_second` and `mfu` (None: unknown device) exclude padding, and `positions_per_second`
     includes it. `seconds_per_step` is the median. `peak_memory_bytes` is the peak of one device or, on CPU, of the

@@ -90,7 +90,7 @@ def _cached_features(config: FinetuningConfig, checkpoint: epath.Path, examples:
 
 
 def _is_complete(path: Path, num_bytes: int) -> bool:
-    """Returns whether a file contains `num_bytes` bytes and their SHA-256. If not, logs a line."""
+    """Returns whether a file contains `num_bytes` bytes and their SHA-256. Logs a line if it does not."""
     if path.stat().st_size == num_bytes + hashlib.sha256().digest_size:
         content: Any = np.memmap(path, np.uint8, "r")
         if hashlib.sha256(content[:num_bytes]).digest() == content[num_bytes:].tobytes():

@@ -43,7 +43,7 @@ CHECKPOINTS = "checkpoints"
 # Orbax items with arrays: the parameters to evaluate, and all other fields of the train state.
 _ITEMS = ("params", "training")
 DAMAGED = "damaged_checkpoints"
-# Minimum bytes per part if hosts with replicas of the same array write parts of the array in parallel.
+# Hosts with replicas of an array write parts of it in parallel. This is the minimum size of a part in bytes.
 _MIN_SHARED_BYTES = 1 << 20
 _SCORE = "score"
 # Characters refused in paths, because Orbax reads them as a glob pattern and would not find the checkpoint.
@@ -111,8 +111,8 @@ class Checkpoints:
         """Starts an asynchronous save and returns once the state is copied from the devices.
 
         Waits for the previous save first. Does nothing if the step is already saved. A higher `score` is better; None
-        is lower than any score. `sha256` is `metrics_sha256` of the metadata. Raises a BertjaxError if this save or the
-        previous one failed.
+        is lower than any score. `sha256` is saved as `CheckpointMetadata.metrics_sha256`. Raises a BertjaxError if this
+        save or the previous one failed.
         """
         step = int(state.step)
         if step == self._manager.latest_step():
@@ -166,8 +166,9 @@ class Checkpoints:
     def restore_latest(self, abstract: TrainState, init: Callable[[], TrainState]) -> TrainState | None:
         """Restores the newest undamaged checkpoint. Moves newer, damaged ones to `workdir/damaged_checkpoints`.
 
-        `init` returns an initial state, for fields and metric sums that the checkpoint lacks. A field that depends on
-        the initial parameters is then computed from the saved ones. Saved sums of unused metrics are dropped.
+        `init` returns an initial state, which provides all fields and metric sums that the checkpoint lacks. Of these
+        fields, those that depend on the initial parameters are computed from the saved parameters. Saved sums of
+        metrics that this run does not have are dropped.
 
         Returns None if the workdir never contained a checkpoint. Raises a BertjaxError if all checkpoints are damaged,
         or if the newest undamaged checkpoint differs from this run in the model or in the arrays of the train state.
@@ -238,7 +239,7 @@ def restore_opt_state(checkpoint: epath.Path, abstract: TrainState, optimizer: s
 
 def _restore_item(checkpoint: epath.Path, name: str, tree: Any, metadata: CheckpointMetadata) -> Any:
     args = ocp.args.PyTreeRestore(tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
-    # Not by a `Checkpointer`, whose barrier a host that cannot read would miss.
+    # Do not use a `Checkpointer`, in whose barrier other hosts would wait for a host that failed to read.
     with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
         restored = read_on_all_hosts(checkpoint, lambda: handler.restore(checkpoint / name, args=args))
     check_fingerprint(name, restored, metadata)
@@ -246,7 +247,7 @@ def _restore_item(checkpoint: epath.Path, name: str, tree: Any, metadata: Checkp
 
 
 def read_on_all_hosts(checkpoint: epath.Path, read: Callable[[], T]) -> T:
-    """Returns the result of `read`. If it fails on any host, raises on all, so that they agree on what is damaged."""
+    """Returns the result of `read`. If it fails on any host, raises on all, so that all use the same checkpoint."""
 
     def call() -> T:
         try:
@@ -259,7 +260,7 @@ def read_on_all_hosts(checkpoint: epath.Path, read: Callable[[], T]) -> T:
 
 
 def _abstract_items(abstract: TrainState, metadata: CheckpointMetadata) -> tuple[str, dict[str, Any]]:
-    """Returns the name of the field that a checkpoint stores as `params`, and the abstract items to restore."""
+    """Returns the name of the state field in a checkpoint's item `params`, and the abstract items to restore."""
     fields = _saved_fields(abstract, metadata)
     eval_field = abstract.eval_field if abstract.eval_field in fields else "params"
     return eval_field, _as_items(fields, eval_field)

@@ -35,11 +35,11 @@ def experiment_config(experiment: str, overrides: Sequence[str], init_from: epat
 def fill_unset_fields(config: RunConfig, init_from: epath.Path | None = None, workdir: str | None = None) -> RunConfig:
     """Fills unset fields of a config and makes its paths absolute. `vocab_size` may stay unset until data is read.
 
-    Unset architecture fields come from the checkpoint `init_from`. Without it, a run that resumes in `workdir` keeps
-    its architecture. Other runs get the defaults of `ModelConfig` if the config sets a model size, else those of the
-    task, which may be unset. A resumed run also keeps its head steps. In a new run, `head_steps=-1` becomes a third of
-    the steps if the checkpoint lacks a language-model head, else 0. An empty `data.vocabulary` becomes the
-    checkpoint's.
+    Unset architecture fields come from the checkpoint `init_from`. Without `init_from`, they come from the defaults of
+    `ModelConfig` if the config sets a model size, else from the run to resume in `workdir`, else from the task's
+    defaults, which may be unset. `head_steps=-1` becomes the number of head steps of the run to resume. In a new run,
+    it becomes a third of the steps if the checkpoint lacks a language-model head, else 0. An empty `data.vocabulary`
+    becomes the vocabulary of the checkpoint.
 
     Raises a UsageError if an architecture field differs from the checkpoint's.
     """
@@ -72,7 +72,7 @@ def fill_unset_fields(config: RunConfig, init_from: epath.Path | None = None, wo
 def _with_architecture(model: ModelConfig, saved: Architecture, checkpoint: epath.Path, has_data: bool) -> ModelConfig:
     changes = vars(saved).copy()
     if has_data and model.vocab_size is None:
-        # The run takes the size from its vocabulary, which `check_vocabulary` compares with the checkpoint's.
+        # The vocabulary size comes from the run's vocabulary, which `check_vocabulary` compares with the checkpoint's.
         del changes["vocab_size"]
     for name, value in changes.items():
         configured = getattr(model, name)
@@ -84,10 +84,11 @@ def _with_architecture(model: ModelConfig, saved: Architecture, checkpoint: epat
 
 
 def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str], experiment: str = "") -> RunConfig:
-    """Returns the config with which to use a checkpoint, with `--config.FIELD=VALUE` overrides.
+    """Returns the config for using a checkpoint, for example to evaluate it.
 
-    It is the config of `experiment` (default: "", the config of the checkpoint's run). The vocabulary and the labels
-    are those in the workdir, unless the experiment or an override sets them.
+    It is the config of `experiment` (default: "", the config of the checkpoint's run), with the
+    `--config.FIELD=VALUE` overrides. The vocabulary and the labels are those in the workdir, unless the experiment or
+    an override sets them.
     """
     config_dict = load_config(experiment, []) if experiment else load_saved_config(workdir_of(checkpoint) / CONFIG)
     if not experiment:
@@ -112,7 +113,7 @@ def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
     saved = load_saved_config(workdir_of(checkpoint) / CONFIG)
     model = from_config_dict(ModelConfig(), ConfigDict({**saved.model, "vocab_size": 1}), "config.model")
     architecture: dict[str, Any] = vars(saved_architecture(checkpoint))
-    # On CPU, inference uses float32, and only training with its evaluations uses bfloat16.
+    # On CPU, inference uses float32. Only training, including its evaluations, uses bfloat16.
     dtype = "float32" if model.dtype == AUTO and jax.default_backend() == "cpu" else model.dtype
     return dataclasses.replace(model, **architecture, attention=AUTO, dtype=dtype)
 
@@ -144,8 +145,9 @@ def choose_split(config: RunConfig, split: str) -> RunConfig:
 def choose_evaluation(config: RunConfig, split: str) -> RunConfig:
     """Returns the config for the evaluation of a split.
 
-    For the test split, sets `data.dev_file` to the test file, because tasks may ignore the labels of a test file.
-    Embedding tasks use these labels, so their config keeps its files. Their test set may be in `data.retrieval`.
+    For the test split, sets `data.dev_file` to the test file, because tasks may ignore the labels of a test file. The
+    files of embedding tasks stay unchanged, because these tasks use the labels of test files. They also do not require
+    a test file, because `data.retrieval` may contain the test set.
     """
     config = choose_split(config, split)
     if split == SPLITS[0] or not hasattr(config.data, "test_file") or hasattr(config.data, "retrieval"):

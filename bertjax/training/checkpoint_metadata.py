@@ -28,9 +28,9 @@ _UNAVAILABLE_ERRNO = frozenset(
 )
 # Number of independent 32-bit sums of a fingerprint, each with its own seed.
 _NUM_SUMS = 2
-# Smaller arrays are hashed with NumPy, which needs no compilation.
+# Arrays of up to this many bytes are hashed with NumPy, which needs no compilation.
 _SMALL_BYTES = 1 << 20
-# Large NumPy arrays are hashed in slices of this size, to save memory.
+# Larger NumPy arrays are hashed in slices of this many bytes, to save memory.
 _SLICE_BYTES = 16 << 20
 
 
@@ -113,8 +113,8 @@ def saved_architecture(checkpoint: epath.Path) -> Architecture:
 def raise_unless_damage(error: Exception, checkpoint: epath.Path) -> None:
     """Raises if `error`, which occurred while reading a checkpoint, has a cause other than damaged files.
 
-    The cause may be that another process of the run has died, that memory, storage or network is unavailable, or that a
-    running training has replaced the checkpoint by a newer one.
+    Such causes are the death of another process of the run, unavailable memory, storage or network, and a checkpoint
+    that its run has replaced by a newer one in the meantime.
     """
     if is_collective_error(error) or isinstance(error, UnavailableError):
         raise error

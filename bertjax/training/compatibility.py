@@ -49,13 +49,13 @@ def has_output_layer_of(task: Task, checkpoint: epath.Path) -> bool:
     saved, expected = _output_layers(task, checkpoint)
     if not saved or not expected or read_metadata(checkpoint).model != model_description(task.objective.model):
         return False
-    # Only the task that trained an output layer without labels, such as a regression layer, can reuse this layer.
+    # An output layer without labels, such as a regression layer, can be reused only by the task that trained it.
     fields = ("kind", "labels") if saved["labels"] else ("kind", "output")
     return all(saved[field] == expected[field] for field in fields)
 
 
 def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
-    """Returns for each label of a task the index of the checkpoint's output, or [] if the order is the same.
+    """Returns, for each label of a task, the index of this label in the checkpoint's output layer ([]: same order).
 
     Raises a UsageError if the checkpoint's output layer was trained for a different task, even if the shapes match.
     """
@@ -64,7 +64,8 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
         return []
     order: list[int] | None = []
     source = source_of(checkpoint)
-    # The output layer of a converted checkpoint does not name its task, so check only whether it is multi-label.
+    # The output layer of a converted checkpoint does not name its task. Compare only its type (multi-label or not) and
+    # its labels.
     if saved["output"]:
         different = [field for field in ("output", "labels") if saved[field] != expected[field]]
     elif (saved["kind"] == MULTILABEL) != (expected["kind"] == MULTILABEL):
@@ -86,7 +87,7 @@ def _output_layers(task: Task, checkpoint: epath.Path) -> tuple[dict[str, Any], 
 
 
 def _output_order(saved: list[str], labels: list[str], source: str) -> list[int] | None:
-    """Returns for each label the index of the checkpoint's output with this name, or [] if output i is label i.
+    """Returns, for each label, the index of the checkpoint's output with this name, or [] if each output i is label i.
 
     If the names of the checkpoint or of the task are numbers from 0, such as LABEL_0 or 0, output i is label i.
     Otherwise, returns None if the names differ.

@@ -1,4 +1,4 @@
-"""Cost of a run's steps without the backward pass of frozen parameters, for tokens seen, MFU and remaining time."""
+"""Cost of training steps, excluding the backward pass of frozen layers, for token counts, MFU and remaining time."""
 
 import dataclasses
 
@@ -19,12 +19,12 @@ def cost_of_step(task: Task, step: int) -> StepCost:
 
 
 def _trained_cost(task: Task, cost: StepCost, head_only: bool = False) -> StepCost:
-    """Returns the cost of steps whose full cost is `cost`, without the backward pass of frozen layers.
+    """Subtracts the backward pass of frozen layers from `cost`, the cost of steps that train all parameters.
 
-    The output, the input gradient and the weight gradient of a dense layer take a third of its FLOPs each. The products
-    of attention have no weights. Frozen layers compute only the output or, if the embeddings below them are trained,
-    also input gradients. Steps with `head_only`, the steps before `optimizer.head_steps`, train only the head, whose
-    own backward pass is not counted.
+    A dense layer spends a third of its FLOPs on each of output, input gradient and weight gradient. Attention products
+    have no weights. Frozen layers compute only the output or, if the embeddings below them are trained, also input
+    gradients. With `head_only`, for the first `optimizer.head_steps` steps, only the head is trained. The backward pass
+    of the head itself is not counted.
     """
     if task.cost_excludes_encoder:
         return cost

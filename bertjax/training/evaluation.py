@@ -29,8 +29,8 @@ def evaluate(
 ) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
     """Evaluates parameters on a task and on its `other_tasks`. Calls `heartbeat` after each batch.
 
-    `step` selects the objective of the checkpoint after `step` updates (default: None, `task.objective`). Returns the
-    metrics of all tasks, and the outputs of each evaluation batch of `task`.
+    The objective is that of a checkpoint after `step` updates (default: None, `task.objective`). Returns the metrics of
+    all tasks, and the outputs of each evaluation batch of `task`.
     """
     means, outputs = evaluate_batches(task, mesh, params, heartbeat, step)
     values = dict(task.final_metrics(means, outputs))
@@ -48,7 +48,7 @@ def evaluate_batches(
     names = [metric.name for metric in task.objective.metrics]
     sums = jax.jit(lambda: {name: jnp.zeros(2) for name in names}, out_shardings=replicated(mesh))()
     outputs = []
-    batches = task.eval_batches(data_shard(mesh))  # Call before `num_eval_batches`, which it may set.
+    batches = task.eval_batches(data_shard(mesh))  # This call may set `num_eval_batches`.
     with progress_bar("evaluation", task.num_eval_batches or None, " batches", after_seconds=2) as bar:
         for batch in batches:
             sums, output = eval_step(params, put_batch(batch, mesh), sums)

@@ -47,14 +47,14 @@ class EvaluationHistory:
 
     @property
     def best_score(self) -> float | None:
-        """Highest score of all evaluations after the first step, or None without scores."""
+        """Highest score of all evaluations except that of step 0, or None without scores."""
         scores = (self.score_at(step) for step in self.evaluations if step)
         return max((score for score in scores if score is not None), default=None)
 
     def is_best_at(self, step: int) -> bool:
-        """Returns True if the evaluation at `step` is better than all others after the first step.
+        """Returns True if the evaluation at `step` is better than all others.
 
-        Step 0 does not count, because it has no checkpoint.
+        An evaluation at step 0 is not compared, because this step has no checkpoint.
         """
         if step not in self.evaluations:
             return False
@@ -78,8 +78,9 @@ class EvaluationHistory:
 def read_log(task: Task, workdir: epath.Path, step: int) -> list[dict[str, Any]]:
     """Returns the records of `metrics.jsonl` up to `step`, the step of the checkpoint that a run resumes.
 
-    All lines that existed when the checkpoint was saved must be there. Later ones, such as the evaluation of this step,
-    may follow. Otherwise, raises a BertjaxError if scores select the best checkpoint, else logs a warning.
+    The file must start with all lines that it had when the checkpoint was saved. Later lines, such as the evaluation of
+    this step, may follow. If lines are missing or differ, raises a BertjaxError if scores select the best checkpoint,
+    else logs a warning.
     """
     file = workdir / METRICS
     lines = [line for line in read_lines(file) if line["step"] <= step]

@@ -45,7 +45,7 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
 
 
 def have_hash(lines: Iterable[Mapping[str, Any]], sha256: str) -> bool:
-    """Returns whether the lines, or their first lines, have the hash that `JsonlWriter.sha256` returned."""
+    """Returns whether `sha256` (see `JsonlWriter.sha256`) is the hash of the first n lines, for any n."""
     digest = hashlib.sha256()
     hashes = {digest.hexdigest()}
     for line in lines:

@@ -31,7 +31,7 @@ _SHUTDOWN_SECONDS = 3600
 _COLLECTIVE_ERROR = re.compile(r"\bgloo\b|\bnccl|coordination ?service|\bheartbeat|\bbarrier", re.IGNORECASE)
 # Config fields that may differ between processes: paths, timeouts and ports.
 _LOCAL_FIELDS = ("config.cluster.", "config.hang_seconds:", *(f"config.{field}:" for field in PATH_FIELDS))
-# Maximum wait for a new file, which hosts of a network file system may see only after their caches time out.
+# Maximum seconds to wait for a new file. On a network file system, a host may see it only after its cache expires.
 _VISIBLE_SECONDS, _POLL_SECONDS = 90.0, 0.5
 
 
@@ -60,7 +60,7 @@ def initialize_distributed(config: ClusterConfig) -> None:
     options: dict[str, Any] = {
         "initialization_timeout": config.initialization_timeout_seconds,
         "heartbeat_timeout_seconds": config.heartbeat_timeout_seconds,
-        # At the end, all processes wait for process 0, which computes the task's baseline.
+        # At exit, all processes wait for process 0, which may still compute the task's baseline.
         "shutdown_timeout_seconds": _SHUTDOWN_SECONDS,
     }
     values = [os.environ.get(name, "") for name in _PROCESS_VARIABLES]
@@ -87,7 +87,7 @@ def initialize_distributed(config: ClusterConfig) -> None:
 def raise_on_all_hosts(call: Callable[[], T]) -> T:
     """Returns the result of `call`. If it raises a BertjaxError on any process, raises that error on all processes.
 
-    If only the failed process raised the error, the other processes would wait for it forever.
+    Otherwise, the other processes would wait for the failed process forever.
     """
     if jax.process_count() == 1:
         return call()

@@ -45,10 +45,10 @@ def find_new_pieces(old: Vocabulary, new: Vocabulary) -> NewPieces | None:
         return None
     added: set[str] = set()
     if new.kind == WORDPIECE:
-        # Call the WordPiece model directly, because `Tokenizer` would treat the prefix `##` as punctuation in a text.
+        # Call the WordPiece model directly, because `Tokenizer` would treat a piece's prefix `##` as punctuation.
         model = wordpiece_model(old, max(map(len, new.pieces)))
     elif new.kind == TOKENIZER_JSON:
-        # Call the model directly here, too. Only tokens that the user added are text.
+        # Call the model directly here, too, because pieces are not plain text, except tokens that the user added.
         model = load_tokenizer_json(old.path, old.content).model
         added = {token["content"] for token in json.loads(new.content)["added_tokens"]}
         (settings, merges), (new_settings, new_merges) = map(_settings_and_merges, (old, new))

@@ -62,16 +62,16 @@ def _head_first(head_steps: jax.Array, head: Any, all_parameters: Any, step: jax
 
 
 def restart_moments(opt_state: Any, config: OptimizerConfig) -> Any:
-    """Returns the optimizer state for the first step after the head steps, which trains the encoder, too.
+    """Returns the optimizer state for the first step after the head steps, where the training of the encoder starts.
 
-    All optimizers except `bert_adam` correct the bias of moments for their age, but the encoder's moments start now. So
-    the head's moments start again.
+    All optimizers except `bert_adam` correct the bias of moments by the number of updates, the same for all parameters.
+    The encoder's moments start now, so this number and the head's moments are reset to 0.
     """
     return opt_state if config.name == "bert_adam" else jax.tree.map(jnp.zeros_like, opt_state)
 
 
 def describe_head_steps(config: OptimizerConfig) -> list[str]:
-    """Returns a line about the steps that train only the head, if there are any."""
+    """Describes the steps that train only the head, as a list of one line ([]: no such steps)."""
     rate = f"{config.head_learning_rate:g}"
     line = f"steps 0 to {config.head_steps:,} train only the parameters outside the encoder, at learning rate {rate}"
     return [line] if config.head_steps else []

@@ -54,7 +54,8 @@ def load_params(
     saved = load_params_on_host(checkpoint)
     leaves: dict[str, Any] = flatten_dict(target, sep="/")
     if "pooler/norm/scale" in leaves.keys() - saved.keys():
-        # A pooler with a norm is ModernBERT's prediction head, which transformers shares between all its models.
+        # Initialize the pooler from the masked-LM head. In transformers, all ModernBERT models have the same prediction
+        # head, a dense layer and a norm.
         for name in leaves:
             source = name.replace("pooler/dense/", "masked_lm/transform/").replace("pooler/norm/", "masked_lm/norm/")
             if source in saved.keys() - leaves.keys():

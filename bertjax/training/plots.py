@@ -11,7 +11,7 @@ from bertjax.metrics.report import ClassReport, truncate_name
 from bertjax.training.metrics import EVAL_PREFIX
 from bertjax.utils.io import AnyPath, atomic_file
 
-# Maximum numbers of classes for which a confusion matrix shows class names, and counts.
+# Maximum number of classes for which a confusion matrix shows class names, and the maximum for which it shows counts.
 _MAX_NAMED_CLASSES, _MAX_COUNTED_CLASSES = 60, 25
 
 
@@ -65,8 +65,8 @@ def _plot(
 ) -> None:
     """Draws a grid of panels: thin lines for training, thick lines with markers for evaluations, dashed baselines.
 
-    `rows` maps titles of panels to the names of their metrics. `points` are x coordinates and objects of
-    `metrics.jsonl`.
+    Each of `rows` maps titles of panels to the names of their metrics. `points` are x coordinates with the records of
+    `metrics.jsonl` to plot there.
     """
     # Import here, because the import takes half a second. `Figure` without pyplot needs no display.
     from matplotlib.figure import Figure

@@ -21,7 +21,7 @@ _CHECKS_PER_INTERVAL = 20  # checks of the watchdog per `hang_seconds`
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[Callable[[int], bool]]:
-    """Handles SIGTERM, SIGINT and SIGHUP while the context is open. After a first signal, SIGINT interrupts at once.
+    """Handles SIGTERM, SIGINT and SIGHUP while the context is open. After the first signal, SIGINT interrupts at once.
 
     With several processes, JAX's preemption service handles SIGTERM and makes all processes stop at the same step.
 

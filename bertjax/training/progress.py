@@ -122,7 +122,7 @@ class Progress:
     def log_step(self, step: int, values: dict[str, float]) -> float:
         """Logs the training metrics `values`, which are means over the steps since the last call.
 
-        Returns the loss at the first logged step of the run, which a resume does not change (infinity: no loss yet).
+        Returns the first logged loss of the run, even after a resume (infinity: no loss yet).
         """
         values = dict(values)
         token_fraction, attention_fraction = values[TOKEN_FRACTION], values.pop(ATTENTION_FRACTION)
@@ -206,7 +206,7 @@ class Progress:
             board.write(step, group_metrics(values))
 
     def _token_counts(self, step: int, token_fraction: float) -> dict[str, int]:
-        """Returns the tokens and positions up to `step`, given the token fraction since the last logged step."""
+        """Returns the tokens and positions up to `step`. `token_fraction` is the mean since the last logged step."""
         tokens = self._tokens + round(token_fraction * self._cost(self._counted_at, step).positions)
         return {"tokens": tokens, "positions": self._task.full_cost_before(step).positions}
 

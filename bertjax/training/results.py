@@ -55,7 +55,7 @@ def write_results(
     progress: Progress,
     heartbeat: Callable[[], None],
 ) -> dict[str, Any]:
-    """Writes and logs the results of `checkpoint`, and returns its metrics. `state` is the last state."""
+    """Writes and logs the results of `checkpoint`, and returns its metrics. `state` is the last train state."""
     values = history.metrics_at(int(checkpoint.name))
     metric = task.best_metric
     reports: dict[str, ClassReport] = {}

@@ -142,7 +142,7 @@ def batch_shards(mesh: Mesh) -> int:
 
 @functools.cache
 def data_shard(mesh: Mesh) -> DataShard:
-    """Returns the shards of each global batch that this process's devices store."""
+    """Returns which shards of each global batch the devices of this process store."""
     count = batch_shards(mesh)
     held = batch_sharding(mesh).addressable_devices_indices_map((count,)).values()
     return DataShard(tuple(sorted({rows.indices(count)[0] for (rows,) in filter(None, held)})), count)
@@ -163,8 +163,8 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
 def under_mesh(function: Callable, mesh: Mesh) -> Callable:
     """Wraps a function so that it is traced under the mesh and the logical axis rules of activations.
 
-    The model reads both for sharding constraints and attention kernels. The mesh is abstract, so that `bertjax plan`
-    can compile for devices that this machine does not have.
+    The model reads the mesh and the rules for its sharding constraints and attention kernels. The mesh is abstract, so
+    that `bertjax plan` can compile for devices that this machine does not have.
     """
 
     def traced(*args: Any) -> Any:

@@ -101,7 +101,7 @@ def restore_or_init(
         logger.info("starting at step 0 with random parameters, because --init_from is not set")
         return state
     reinit_params = () if has_output_layer_of(task, init_from) else task.reinit_params
-    # New pieces have no optimizer moments.
+    # With `keep_optimizer`, pieces cannot be added, because the saved optimizer state lacks their moments.
     new_pieces = check_vocabulary(task, init_from, task.objective.can_add_pieces and not keep_optimizer)
     state = state.with_initial_params(load_params(init_from, state.params, reinit_params, new_pieces))
     if keep_optimizer:

@@ -45,7 +45,7 @@ class TrainState(flax.struct.PyTreeNode):
     sums: MetricSums
     bad_step: jax.Array
 
-    # Here, these members only return `params`. A field with averaged parameters changes them, see docs/extending.md.
+    # Change these three members to evaluate other parameters, such as moving averages; see docs/extending.md.
     @property
     def eval_field(self) -> str:
         """Name of the field with the parameters to evaluate, which `--init_from` and inference load."""
@@ -109,8 +109,8 @@ def make_train_step(
     """Returns the jitted train step `(state, batch, key, schedule) -> state`, which donates the state.
 
     The dropout key of a step is derived from `key` and the step number. `schedule` is the learning-rate schedule, a
-    `jax.tree_util.Partial`: its numbers are inputs of the compiled step. Unlike usual in optax, it is not a part of the
-    optimizer. So the trials of a sweep, which differ in the schedule, share one compilation of the cached step.
+    `jax.tree_util.Partial` whose numbers are inputs of the compiled step. In most optax code, the schedule is a part of
+    the optimizer. Here, it is not, so that the trials of a sweep can share one compiled step.
 
     Args:
       objective: model and losses.
@@ -139,11 +139,11 @@ def make_train_step(
         trains_only_head = head_only and ENCODER in trainable
 
         def loss_fn(trainable: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
-            if trains_only_head:  # Not by `freezing`, because the optimizer state must contain the encoder for later.
+            if trains_only_head:  # Do not use `freezing`, because later steps need the encoder's optimizer state.
                 trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
             sums, _ = objective.compute(freezing.merge(trainable, frozen), micro_batch, dropout_key)
             weights = objective.loss_weights
-            # The loss to differentiate. Logged losses are means over several steps, see `metric_means`.
+            # Return the loss to differentiate. Logged losses are means over several steps, see `metric_means`.
             return sum(weight * sums[name][0] / denominators[name] for name, weight in weights.items()), sums
 
         grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
@@ -191,8 +191,8 @@ def accumulate(grad_fn: Callable[..., Any], num_micro_batches: int) -> Callable[
             micro_batch, index = xs
             return jax.tree.map(jnp.add, total, grad_fn(params, micro_batch, jax.random.fold_in(key, index))), None
 
-        # Start from zeros instead of the first micro-batch, so that the step is compiled only once in this loop. XLA
-        # shards the zeros like the outputs of `grad_fn`.
+        # Start from zeros instead of the results of the first micro-batch, so that `grad_fn` is compiled only once, in
+        # the scan. XLA shards the zeros like the outputs of `grad_fn`.
         shapes = jax.eval_shape(grad_fn, params, jax.tree.map(lambda x: x[0], micro_batches), key)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return jax.lax.scan(add, zeros, (micro_batches, jnp.arange(num_micro_batches)))[0]

@@ -82,12 +82,12 @@ def sweep(
       seeds: number of seeds per setting. Each seed is one trial.
       path: workdir of the sweep.
       init_from: checkpoint that initializes each trial (None: random parameters).
-      prepare: function that completes the data of each trial's task.
+      prepare: function that completes the data of each trial's task, for example with vectors of a guide model.
 
     Returns:
       `stopped` (whether a signal stopped the sweep), and the content of `sweep.json`: `trials`, `settings` with
-      statistics over seeds, the `best` trial, and `left`, the number of trials to run. A stopped sweep returns only
-      `stopped` and `trials`.
+      statistics over seeds, the `best` trial, and `left`, the number of trials not yet run. A stopped sweep returns
+      only `stopped` and `trials`.
     """
     if seeds < 1:
         raise UsageError(f"--seeds is {seeds}; it must be at least 1")
@@ -200,7 +200,7 @@ def _check_data(
                     "--config.data.dev_share=0.1"
                 )
             if any(finished):
-                prepare(task)  # Computes a guide's vectors, which the data hash includes.
+                prepare(task)  # The data hash includes the data that `prepare` adds.
             hashes[key] = task.data_hash
         if results is not None and results["data_sha256"] != hashes[key]:
             raise UsageError(f"the trial in {trial.folder} was trained on different data; choose another --workdir")

@@ -48,7 +48,7 @@ def train(
     Args:
       task: task with training data.
       path: workdir; an existing run is resumed.
-      init_from: checkpoint with the initial parameters of a new run. Its step is not used.
+      init_from: checkpoint with the initial parameters of a new run. The run starts at step 0.
       profile_steps: steps to profile.
       trackers: names of experiment trackers, `wandb` or `trackio`.
       keep_optimizer: whether a new run starts with the optimizer state of `init_from`.
@@ -78,9 +78,9 @@ def train(
     head_steps = config.optimizer.head_steps
 
     def step_function(step: int) -> Callable[..., TrainState]:
-        # `make_train_step` is cached, so this is a lookup except at the start of a phase with other RoPE thetas, and
+        # `make_train_step` is cached. It builds a new function only at the start of a phase with other RoPE thetas, and
         # after the first `head_steps` steps, which train only the parameters outside the encoder.
-        objective = task.objective_at(step + 1)  # Step `step` makes update step + 1.
+        objective = task.objective_at(step + 1)  # Steps are counted from 0, updates from 1.
         return make_train_step(objective, optimizer, mesh, config.grad_accum_steps, head_only=step < head_steps)
 
     step_function(0)  # Raises if the step cannot be built.
@@ -105,9 +105,9 @@ def train(
         history = evaluation_history(task, logged)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, logged, schedule, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
-        # Replicate the dropout key and the numbers of the schedule, a pytree, on the devices of all hosts. `jit`
-        # computes them on each device, whereas `device_put` would first run a collective to check that all hosts pass
-        # the same values.
+        # Replicate the dropout key and the schedule's numbers (leaves of a pytree) on the devices of all hosts. `jit`
+        # computes them on each device. `device_put` would first run a collective to check that all hosts pass the same
+        # values.
         dropout_key, device_schedule = jax.jit(
             lambda: (random_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, schedule)),
             out_shardings=replicated(mesh),
@@ -132,11 +132,11 @@ def train(
             if is_evaluated_at(step):
                 history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
 
-        # Without scores, as in pre-training, save before an evaluation, because it may take longer than a preempted
-        # host has left. With scores, evaluate before saving, because a checkpoint stores its score.
+        # Without scores, as in pre-training, save before an evaluation, because a preempted host may not have enough
+        # time left to evaluate. With scores, evaluate before saving, because a checkpoint stores its score.
         saves_first = task.best_metric is None
-        # Evaluate here before the first step, or after a stop between saving and evaluating. With scores, do not
-        # evaluate a saved step, for example because `eval_every` changed: its checkpoint stores no score.
+        # Evaluate here at step 0, or if the run was stopped after saving this step but before evaluating it. With
+        # scores, do not evaluate a saved step, even if a changed `eval_every` includes it: its checkpoint has no score.
         if not history.metrics_at(step) and (saves_first or step == 0):
             evaluate_if_due(state, step)
 

@@ -124,8 +124,8 @@ def take_ownership(workdir: epath.Path) -> Callable[[], None]:
 def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) -> None:
     """Raises a UsageError if the data, or a config field that affects results, differs from the workdir's.
 
-    If the workdir has no checkpoints, any config is accepted, because nothing would be lost. A finished run of one
-    phase continues if its command is run again with more steps or epochs.
+    If the workdir has no checkpoints, any config is accepted, because nothing would be lost. A finished run with a
+    single phase continues if its command is run again with more steps or epochs.
     """
     if not has_checkpoints(workdir):
         return
@@ -134,12 +134,13 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
         raise BertjaxError(f"{workdir / DATA} is missing; restore the file, or choose another --workdir")
     with naming(workdir / RESULTS):
         results = _read_json(workdir / RESULTS) or {}
-        if _newest_step(workdir) <= results.get("last_step", -1):  # Finished, and not continued since then.
-            # `config.json` may be from an attempt to continue that was interrupted before its first checkpoint.
+        if _newest_step(workdir) <= results.get("last_step", -1):  # The run is finished, without later checkpoints.
+            # Use the epochs and steps of the results, because `config.json` may be from an attempt to continue the run
+            # that was interrupted before its first checkpoint.
             finished = {name: results["config"][name] for name in ("epochs", "steps") if name in results["config"]}
             saved |= finished
-            if len(config.get("phases", ())) <= 1:  # More steps would move the start of later phases.
-                # Ignore a value of 0 steps, which means that `epochs` determines the number of steps.
+            if len(config.get("phases", ())) <= 1:  # With several phases, more steps would move the later phases.
+                # Ignore steps=0, which means that `epochs` determines the number of steps.
                 increased = {name: config[name] for name, value in finished.items() if 0 < value < config[name]}
     problem = ""
     if data.get("sha256") != data_hash:
@@ -190,7 +191,7 @@ def has_checkpoints(workdir: epath.Path) -> bool:
 def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool = False) -> str:
     """Lists, in one line, the fields that affect results and differ between two configs ("": none differ).
 
-    `of_best` also compares `eval_every`, because it determines from which evaluations the best one is selected.
+    With `of_best`, also compares `eval_every`, because it determines which evaluations the best one is selected from.
     """
     # Convert tuples to lists, because one of the configs may come from JSON.
     old, new = (json.loads(json.dumps(with_defaults(config_class(config["task"]), config))) for config in (old, new))

@@ -41,7 +41,7 @@ class Implementation:
       directions: supported mask directions.
       dropout: whether the function supports dropout of the attention probabilities.
       packed_rows: whether the function supports packed rows.
-      local: whether the function supports a window of `AttentionMask`.
+      local: whether the function supports local attention (`AttentionMask.window`).
       max_length: maximum row length in tokens (default: 0, no limit).
       dtype: the only supported compute dtype (default: "", all).
       platform: platform on which `auto` selects the function (default: "", all).
@@ -158,7 +158,7 @@ def _call_user_function(path: str, query: jax.Array, *arrays: Any, **options: An
 
 
 def _unsupported_case(implementation: Implementation, config: ModelConfig, length: int, is_packed: bool) -> str:
-    """Describes the first property of the model or rows that is unsupported. Returns "" if all are supported."""
+    """Describes the first unsupported property of the model or the rows. Returns "" if all are supported."""
     if config.attention_direction not in implementation.directions:
         return f"attention_direction={config.attention_direction}"
     if config.attention_probs_dropout_prob and not implementation.dropout:

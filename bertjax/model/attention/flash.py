@@ -101,7 +101,7 @@ def _intervals(ids: jax.Array, direction: str, window: int) -> tuple[jax.Array, 
 def _block_intervals(interval: tuple[jax.Array, jax.Array], size: int, other_size: int) -> tuple[jax.Array, jax.Array]:
     """Returns the blocks of `other_size` positions that each block of `size` positions attends to.
 
-    These are intervals, each as an array [B, N] of first blocks and one of end blocks (exclusive).
+    The result is two arrays [B, N]: index of the first block, and 1 + index of the last block.
     """
     first, last = (array.reshape(len(array), -1, size) for array in interval)
     return first.min(-1) // other_size, -(-last.max(-1) // other_size)
@@ -117,7 +117,7 @@ def _attention(options: _Options, *inputs) -> jax.Array:
         context, log_sum = _call_kernel(functools.partial(_forward, options), forward_sizes.queries, arrays, outputs)
 
         def gradients(gradient: jax.Array) -> tuple:
-            # Mean gradient of the probabilities, which the gradient of the softmax subtracts.
+            # For each query, the mean gradient of its probabilities. The gradient of the softmax subtracts it.
             mean = jnp.einsum("BLHK,BLHK->BHL", gradient, context, preferred_element_type=jnp.float32)
             shared = *interval, seeds, log_sum, mean / dropout_scale(options.rate)
             kernel = functools.partial(_backward, options, False)
@@ -136,7 +136,7 @@ def _attention(options: _Options, *inputs) -> jax.Array:
 def _call_kernel(kernel: Any, block: int, inputs: tuple, outputs: tuple) -> list[jax.Array]:
     """Runs a kernel over a grid of blocks, heads and rows.
 
-    Arrays are [B, N], [B, L], [B, H, L] or [B, L, H, K]. A program reads whole rows and heads, and writes its block.
+    Arrays are [B, N], [B, L], [B, H, L] or [B, L, H, K]. Each program reads one head of one row, and writes one block.
     """
 
     def spec(array: Any, block: int = 0) -> pl.BlockSpec:
@@ -180,7 +180,7 @@ def _forward(options: _Options, start, stop, first, last, seeds, query, key, val
         weighted = weighted * decay[:, None] + _dot(dropped, value[columns, :])
         return weighted, new_maximum, total * decay + jnp.sum(exponentials, axis=1)
 
-    # The maximum starts above the logits of masked keys, so that their exponentials are 0.
+    # Start the maximum above MASKED_LOGIT, so that the exponentials of masked keys are always 0.
     maximum = jnp.full(sizes.queries, MASKED_LOGIT / 2, jnp.float32)
     carry = jnp.zeros((sizes.queries, query.shape[1]), jnp.float32), maximum, jnp.zeros(sizes.queries, jnp.float32)
     weighted, maximum, total = jax.lax.fori_loop(start[program], stop[program], attend, carry)
@@ -190,7 +190,7 @@ def _forward(options: _Options, start, stop, first, last, seeds, query, key, val
 
 
 def _backward(options: _Options, by_key: bool, start, stop, first, last, seeds, log_sum, mean, *refs) -> None:
-    """Computes the gradients of a block of queries or, with `by_key`, of keys and values from transposed logits."""
+    """Computes the query gradients of a block or, with `by_key` (transposed logits), its key and value gradients."""
     left, left_partner, right, right_partner, *gradients = refs
     sizes, program = options.block_sizes[1 + by_key], pl.program_id(0)
     size, other_size = (sizes.keys, sizes.queries) if by_key else (sizes.queries, sizes.keys)
@@ -231,14 +231,14 @@ def _logits(options: _Options, products: jax.Array, column: jax.Array, first: ja
 
 
 def _drop(options: _Options, seed: tuple, row: jax.Array, column: jax.Array) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function that zeroes the elements that `dropout` drops, without scaling the others."""
+    """Returns a function that zeroes the elements that `dropout` drops. It does not scale kept elements."""
     if not options.rate:
         return lambda values: values
     half = -(-options.length // 2)
     is_second = column >= half
     position = row * half + jnp.where(is_second, column - half, column)
     words = hash_positions(position.astype(jnp.uint32), *seed)
-    # The second half of a row uses the upper 16 bits, and the first half the lower 16 bits, shifted up.
+    # As in `dropout`, the first half of a row uses the lower 16 bits (here shifted up), the second half the upper 16.
     bits = words << jnp.where(is_second, 0, BITS).astype(jnp.uint32)
     keep = bits >= np.uint32(int(dropout_threshold(options.rate)) << BITS)
     return lambda values: jnp.where(keep, values, 0.0)

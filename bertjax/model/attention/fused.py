@@ -21,7 +21,7 @@ from bertjax.model.attention.xla import MASKED_LOGIT, AttentionMask, attention_m
 from bertjax.model.dropout import BITS, dropout_scale, dropout_threshold, hash_positions, kernel_dropout
 from bertjax.model.partitioning import current_device, platform_kernel, shard_over_mesh
 
-# Width of a vector register. The width of a block must be a multiple of this number, or the full width.
+# Width of a vector register. The width of a block must be a multiple of this number, or the array's full width.
 _REGISTER_WIDTH = 128
 # Minimum tokens per program. With fewer tokens, the cost of starting programs would dominate.
 _MIN_TOKENS = 512
@@ -147,7 +147,7 @@ def _backward(
 
 
 def _for_each_head(options: _Options, seeds, query_ids, key_ids, query, key, write_head) -> None:
-    """Calls `write_head` for each row and head with the head's columns, masks and probabilities."""
+    """Calls `write_head` for each head of each row, with the head's columns, masks and probabilities."""
     program_rows, length, width = query.shape
     size, num_heads = options.size, width // options.size
     first_head = pl.program_id(1) * num_heads

@@ -26,7 +26,7 @@ class AttentionMask:
       direction: side to attend to: `both`, `left` or `right`. Tokens always attend to themselves.
       sequence_ids: [B, L] int32, index of each position's sequence, starting at 1, or 0 for padding. Sequences are
         contiguous, and no token attends to padding. The output at padding positions may be any finite value.
-      window: number of tokens that a token attends to besides itself, half of them on each side (default: 0, all).
+      window: number of tokens that a token attends to besides itself, half of them on each side (default: 0, no limit).
     """
 
     direction: str
@@ -90,7 +90,7 @@ def _attend(
 
 
 def _blocks(x: jax.Array, size: int, margin: int = 0) -> jax.Array:
-    """Divides [B, L, ...], after padding both ends with `margin` positions, into blocks [B, N, size, ...]."""
+    """Pads [B, L, ...] with `margin` positions at both ends, and splits it into blocks [B, N, size, ...]."""
     padding = [(0, 0), (margin, margin + -x.shape[1] % size)] + [(0, 0)] * (x.ndim - 2)
     return jnp.pad(x, padding).reshape(x.shape[0], -1, size, *x.shape[2:])
 
