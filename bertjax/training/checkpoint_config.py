@@ -35,10 +35,10 @@ def experiment_config(experiment: str, overrides: Sequence[str], init_from: epat
 def fill_unset_fields(config: RunConfig, init_from: epath.Path | None = None, workdir: str | None = None) -> RunConfig:
     """Fills unset fields of a config and makes its paths absolute. `vocab_size` may stay unset until data is read.
 
-    Unset architecture fields come from the checkpoint `init_from`. Without `init_from`, they come from the defaults of
-    `ModelConfig` if the config sets a model size, else from the run to resume in `workdir`, else from the task's
-    defaults, which may be unset. `head_steps=-1` becomes the number of head steps of the run to resume. In a new run,
-    it becomes a third of the steps if the checkpoint lacks a language-model head, else 0. An empty `data.vocabulary`
+    Unset architecture fields come from the checkpoint `init_from`. Without `init_from`, a config that sets a model size
+    gets the defaults of `ModelConfig`. Other configs get the architecture of the run to resume in `workdir`, or the
+    task's defaults, which may be unset. `head_steps=-1` becomes the value of the run to resume. In a new run, it
+    becomes a third of the steps if the checkpoint lacks a language-model head, else 0. An empty `data.vocabulary`
     becomes the vocabulary of the checkpoint.
 
     Raises a UsageError if an architecture field differs from the checkpoint's.

@@ -113,8 +113,8 @@ def saved_architecture(checkpoint: epath.Path) -> Architecture:
 def raise_unless_damage(error: Exception, checkpoint: epath.Path) -> None:
     """Raises if `error`, which occurred while reading a checkpoint, has a cause other than damaged files.
 
-    Such causes are the death of another process of the run, unavailable memory, storage or network, and a checkpoint
-    that its run has replaced by a newer one in the meantime.
+    Such causes are the death of another process of the run, and unavailable memory, storage or network. The run may
+    also have replaced the checkpoint by a newer one in the meantime.
     """
     if is_collective_error(error) or isinstance(error, UnavailableError):
         raise error

@@ -135,8 +135,8 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
     with naming(workdir / RESULTS):
         results = _read_json(workdir / RESULTS) or {}
         if _newest_step(workdir) <= results.get("last_step", -1):  # The run is finished, without later checkpoints.
-            # Use the epochs and steps of the results, because `config.json` may be from an attempt to continue the run
-            # that was interrupted before its first checkpoint.
+            # Use the epochs and steps of the results. `config.json` may be from an attempt to continue the run that was
+            # interrupted before its first checkpoint.
             finished = {name: results["config"][name] for name in ("epochs", "steps") if name in results["config"]}
             saved |= finished
             if len(config.get("phases", ())) <= 1:  # With several phases, more steps would move the later phases.
