@@ -42,7 +42,7 @@ DOCUMENT_DTYPE = np.dtype([("sentences", "<u8"), ("tokens", "<u8"), ("bytes", "<
 _BLOCK_DOCUMENTS = 4096
 _BLOCK_ENTRIES = 1 << 20
 _BUFFER_BYTES = 1 << 20
-# Maximum number of cache entries, summed over the tokenizers of all workers; an entry takes about 250 bytes.
+# Number of cache entries of all workers together, and minimum per worker. An entry takes about 250 bytes.
 _CACHE_ENTRIES = 1 << 20
 _MIN_CACHE_ENTRIES = 1 << 15
 
@@ -105,7 +105,7 @@ class Shard:
 
 
 def group_sources(sources: Sequence[Source]) -> tuple[list[Chunk], int]:
-    """Groups small sources into chunks; large ones get their own. Also returns `chunk_chars` for `divide_chunk`."""
+    """Groups small sources into chunks; a large source is one chunk. Also returns `chunk_chars` for `divide_chunk`."""
     total_bytes = sum(source.size_bytes or 0 for source in sources)
     chunk_bytes = min(max(_MIN_CHUNK_BYTES, total_bytes // _CHUNKS), _MAX_CHUNK_BYTES)
     groups: list[tuple[bool, list[Source]]] = []
@@ -157,8 +157,8 @@ def _numbered(texts: Iterable[Text], chunk_chars: int) -> Iterator[tuple[int, Te
 def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath, workers: int) -> Shard:
     """Splits the texts of a chunk into sentences, tokenizes them, and writes them as one shard.
 
-    `workers` is the number of encoding processes on this machine. Its cache has `_CACHE_ENTRIES / workers` words, or
-    the minimum.
+    `workers` is the number of encoding processes on this machine. Each process caches at most
+    `_CACHE_ENTRIES / workers` words, or `_MIN_CACHE_ENTRIES` words if this is more.
     """
     done = work / f"{chunk.name}.json"
     if not done.exists():

@@ -10,7 +10,7 @@ from typing import Any
 
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
 
-# For each kind of dataset, the regular expression for name, split and column, and an example for error messages. In
+# Regular expression for name, split and column of each kind of dataset, and the format to show in error messages. In
 # TFDS, the name may end with a version, and the split may include a slice such as train[:10%].
 _SPECS = {
     "tfds": (

@@ -41,7 +41,7 @@ _MAX_PARAGRAPH_CHARS = 1 << 16
 # removed instead, as in BERT's tokenizer.
 _WIDE_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _SENTENCE_END = re.compile("[.!?:;\u2026\u3002][\"'\u2019\u201d)\\]*_]*$")
-# Maximum characters of a wrapped line, and maximum fraction of longer lines, such as a web address, in wrapped text.
+# Maximum characters of a line in wrapped text, and maximum fraction of lines that are longer, such as web addresses.
 _MAX_WRAPPED_CHARS = 120
 _MAX_LONG_LINES = 0.05
 # A line ends a paragraph if it ends a sentence and is shorter than this fraction of the longest wrapped line.
@@ -112,7 +112,7 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
     - One paragraph per line, without blank lines or with a blank line after each paragraph: the file is one document.
     - One paragraph per line, with blank lines mostly between groups of paragraphs: each group is a document.
 
-    Of a file of Project Gutenberg, only the book is read, without the license.
+    In a file of Project Gutenberg, only the book is read, not the license.
     """
     first = next(blocks, "")
     if start := _BOOK_START.search(first):
@@ -130,7 +130,7 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
 
 
 def _book(blocks: Iterable[str]) -> Iterator[str]:
-    """Yields the text before the line that ends a book of Project Gutenberg. Reads all blocks."""
+    """Yields the text before the end line of a Project Gutenberg book. Also reads the rest, but does not yield it."""
     rest, end = "", None
     for block in blocks:
         if not end:
@@ -218,7 +218,7 @@ def split_sentences(text: str, layout: str, problems: Counter[str]) -> list[str]
 def with_spaces(sentences: Sequence[str], text: Text) -> list[str]:
     """Returns the sentences of a text, each with the space before it, for byte-level BPE.
 
-    The first sentence of a document has none, nor has any line of LINES.
+    The first sentence of a document and the lines of the layout `LINES` get no space.
     """
     first = len(sentences) if text.layout == LINES else int(not text.continues)
     return [*sentences[:first], *(f" {sentence}" for sentence in sentences[first:])]
@@ -255,7 +255,7 @@ def _segment(paragraph: str, problems: Counter[str]) -> list[str]:
     try:
         return head + sentencex.segment("en", paragraph)
     except BaseException as error:
-        # Compare names, because a Rust panic in `sentencex` raises a BaseException of a class that cannot be imported.
+        # Compare the class name, because a Rust panic in `sentencex` raises an exception that cannot be imported.
         if type(error).__name__ != "PanicException":
             raise
         problems["paragraphs_not_split"] += 1

@@ -71,12 +71,12 @@ def min_documents(documents: int) -> int:
 
 
 def balanced_threshold(hashes: np.ndarray, heldout_below: int) -> int:
-    """Returns the threshold, adjusted so that each split has at least `min_documents` documents.
+    """Returns the threshold, adjusted so that each split has at least `min_documents` documents, if possible.
 
-    If a split lacks n documents, the threshold moves past the n nearest distinct hashes of the other split. If the
-    other split would then have too few documents, the threshold remains `heldout_below`, except that an empty training
-    split always gets a document. Equal documents have equal hashes, so they are in the same split. `hashes`, uint64
-    [documents], are those of all documents with sentences.
+    If a split lacks n documents, the threshold moves past the n nearest distinct hashes of the other split. It does
+    not move if the other split would then have too few documents. An exception is an empty training split, which always
+    gets a document. Equal documents have equal hashes, so they are in the same split. `hashes`, uint64 [documents], are
+    those of all documents with sentences.
     """
     is_heldout = hashes < heldout_below
     train, heldout = hashes[~is_heldout], hashes[is_heldout]

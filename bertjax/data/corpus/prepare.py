@@ -41,7 +41,7 @@ _CHUNKS_PER_WORKER = 2
 _DISK_BYTES_PER_TEXT_BYTE = 0.8
 _WORKER_DIED = "a worker process was killed, perhaps for lack of memory; run again, with fewer --workers if it recurs"
 
-# Share of held-out tokens above which a corpus has too few documents, or one of them is too long.
+# Report a held-out split with more than this fraction of the tokens: there are too few documents, or one is too long.
 _LARGE_HELDOUT_SHARE = 0.2
 
 # Files that a corpus folder may contain. `--overwrite` replaces only folders with a manifest and no other files.
@@ -274,7 +274,7 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
 
 
 def _describe_inputs(sources: list[readers.Source]) -> dict[str, Any]:
-    # Files are not named, because the corpus does not depend on their paths.
+    # Omit the names of files, because the corpus does not depend on their paths.
     inputs: dict[str, Any] = {}
     for source in sources:
         entry = inputs.setdefault(source.kind, {"sources": 0, "bytes": 0})

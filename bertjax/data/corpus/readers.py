@@ -34,8 +34,8 @@ _READ_BYTES = 1 << 20
 _STORAGE_REQUESTS = 32
 # First line of a WikiExtractor file.
 _EXTRACTED = re.compile(rb"\s*<doc [a-z]+=")
-# Start of a JSON object or of a list of objects, such as in the output of WikiExtractor with --json, or of a document
-# with markup, such as a web page or a dump of Wikipedia.
+# Start of a file that is not plain text: JSON (for example, from WikiExtractor with --json), HTML, XML (for example, a
+# dump of Wikipedia), PDF or RTF.
 NO_TEXT = re.compile(
     rb'\s*(<!--.*?-->\s*)?((\[\s*)?\{\s*"[^"\n]*"\s*:|<(!doctype|html|\?xml|mediawiki)\b|%PDF-|\{\\rtf)',
     re.IGNORECASE | re.DOTALL,
@@ -78,7 +78,7 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
             name, split, column = datasets.parse_dataset(spec)
             size = datasets.tfds_size_bytes(name, split, data_dir) if kind == "tfds" else None
             if kind == "hf":
-                datasets.hub_text_column(datasets.open_hub(name, split), name, column)  # for its errors
+                datasets.hub_text_column(datasets.open_hub(name, split), name, column)  # Raises if it does not exist.
             spec_sources = [Source(kind, name, size, split, column, data_dir)]
         else:
             files = _remote_files(spec, rest) if is_remote(rest) else _local_files(spec, rest)

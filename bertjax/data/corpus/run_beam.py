@@ -36,12 +36,12 @@ logger = logging.getLogger(__name__)
 
 # Beam's local runner. It replaces `DirectRunner`, which may select Prism, a runner that Beam downloads.
 _LOCAL_RUNNER = "FnApiRunner"
-# The options of these runners cannot be checked here, because Beam requests them from a job server.
+# Beam requests the options of these runners from a job server, so they cannot be checked here.
 _OPEN_RUNNERS = ("PortableRunner", "FlinkRunner", "SparkRunner")
 # Maximum attempts with `FnApiRunner`, which fails if one of its processes dies. Other runners retry by themselves.
 _ATTEMPTS = 4
 _STAGE_ERROR = re.compile(r"bertjax stage error (\{.*?\}) end")
-# File with the result of `plan_splits`. The manifest entry of an array is in its file NAME.json.
+# File with the manifest entries of `plan_splits`. The manifest entry of an array file NAME is in NAME.json.
 _PLAN = "plan.json"
 
 
@@ -83,7 +83,7 @@ def run(
     _pool: Executor,
     options: PipelineOptions,
 ) -> dict[str, Any]:
-    """Writes the arrays of a corpus, byte-identical to those of `prepare.run_local`, and returns the same entries.
+    """Writes the same arrays as `prepare.run_local`, byte for byte, and returns the same manifest entries.
 
     All machines of the pipeline must access `folder` and the sources at the same paths.
     """
@@ -164,7 +164,7 @@ def _encode(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> Iterator[Sha
 
 def _merge(shards: list[Shard], heldout_fraction: float, folder: AnyPath) -> Iterator[tuple]:
     """Yields the arguments of `write_array` for each array."""
-    shards = sorted(shards, key=attrgetter("path"))  # The paths end with the names of the chunks.
+    shards = sorted(shards, key=attrgetter("path"))  # Restore text order: paths end with the names of chunks.
     heldout_below, entries = plan_splits(shards, heldout_fraction)
     write_json(folder / "work" / _PLAN, entries)
     for split, array in itertools.product(store.SPLITS, store.ARRAYS):

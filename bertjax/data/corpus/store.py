@@ -59,7 +59,7 @@ _SECONDS_BEFORE_LOG = 3
 # Number of parallel downloads, because a single stream does not use the full bandwidth.
 _STREAMS = 8
 _BLOCK_BYTES = 16 << 20
-# Give the value of Linux, because `mmap` does not define this constant before Python 3.13.
+# Python before 3.13 does not define this constant, so give its value on Linux.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
@@ -81,7 +81,7 @@ class Split:
 
 
 def has_single_sentences(documents: int, sentences: int) -> bool:
-    """Returns whether several documents have under 1.1 sentences on average, too few for IsNext pairs."""
+    """Returns whether there are several documents with under 1.1 sentences on average, too few for IsNext pairs."""
     return documents > 1 and sentences < 1.1 * documents
 
 

@@ -137,11 +137,11 @@ class Tokenizer:
         marker, starts_word = self.vocabulary.word_marker
         if self.vocabulary.kind != TOKENIZER_JSON or not starts_word or self.encode("a") == self.encode(" a"):
             return ""
-        # A normalizer may add a marker both for the start of a text and for a space in front of it.
+        # The ids also differ if a normalizer marks both the start of a text and a space. Then no prefix is needed.
         alone, later = self.encode("a"), self.encode("b a")
         if alone and self.vocabulary.pieces[alone[0]].startswith(marker) and later[-len(alone) :] == alone:
             return ""
-        # Use a space for ByteLevel, which replaces spaces after the prefix is added. Others have replaced them before.
+        # ByteLevel replaces spaces after the prefix is added, so add a space. Others replace them before: add the marker.
         return " " if marker == BYTE_LEVEL_START else marker
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
@@ -177,7 +177,7 @@ class Tokenizer:
             tokens = [
                 (first, end)
                 for index, (first, end) in zip(ids, spans.tolist(), strict=True)
-                # An unknown word has the id of [UNK], but is not this token.
+                # An unknown word also has the id of [UNK]. Only a literal [UNK] in the text is an added token.
                 if index in added and (index != self.vocabulary.unk_id or text[first:end] == added[index].content)
             ]
         words: list[tuple[int, int]] = []
@@ -206,7 +206,7 @@ class Tokenizer:
         return lower_cased
 
     def _lower(self, text: str) -> str:
-        # As in Hugging Face's normalizer `Lowercase`, the lower case of a character does not depend on its neighbors.
+        # Lower-case each character without regard to its neighbors, as Hugging Face's normalizer `Lowercase` does.
         parts = self._special_pieces.split(text)
         return "".join(part if part in self._special_ids else "".join(map(str.lower, part)) for part in parts)
 
@@ -226,9 +226,9 @@ class Tokenizer:
         if len(ids) == 1 and is_plain:
             return [(start, start + len(chunk))]
         words = basic.words(chunk)
-        # `origins[i]` is the index, in the chunk, of the character that becomes character i of the joined words. Each
-        # character is normalized alone. This may change a final sigma or the order of combining marks, but only the
-        # number of characters is used.
+        # `origins[i]` is the index, in the chunk, of the character that becomes character i of the joined words.
+        # Normalizing each character alone may give another final sigma or order of combining marks, but only the number
+        # of characters is used.
         if is_plain:
             origins = range(len(chunk))
         else:

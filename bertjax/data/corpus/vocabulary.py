@@ -156,7 +156,7 @@ def load_vocabulary(
     elif path.suffix == ".json":
         engine = load_tokenizer_json(path, content)
         size = max(engine.get_vocab().values(), default=-1) + 1
-        # `id_to_token` lower-cases added tokens such as [MASK] if they are searched in the normalized text.
+        # Read added tokens separately, because `id_to_token` lower-cases those that are searched in normalized text.
         added = {index: token.content for index, token in engine.get_added_tokens_decoder().items()}
         kind, pieces = TOKENIZER_JSON, tuple(added.get(i) or engine.id_to_token(i) or "" for i in range(size))
         normalized = engine.normalizer.normalize_str("A") if engine.normalizer else "A"
@@ -205,7 +205,7 @@ def capital_pieces(pieces: Iterable[str]) -> list[str]:
 
 
 def vocab_txt_lines(path: os.PathLike, content: bytes) -> tuple[list[str], bytes]:
-    """Returns the lines of a `vocab.txt` with their whitespace, and its content in google-research/bert's format."""
+    """Returns the lines of a `vocab.txt`, not stripped, and the file's content in google-research/bert's format."""
     # Remove a byte-order mark, which would become part of the first piece, and replace CR line endings of old Macs.
     content = content.removeprefix(BOM_UTF8)
     if b"\n" not in content:

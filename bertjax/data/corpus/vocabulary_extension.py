@@ -32,9 +32,9 @@ _MIN_SAVING = 2
 
 
 def extended_kind(vocabulary: Vocabulary) -> str:
-    """Returns the kind of pieces that can be added to a vocabulary, `wordpiece` or `bpe`. Raises a UsageError if none.
+    """Returns the kind of pieces that can be added to a vocabulary: `wordpiece`, or `bpe` for byte-level BPE.
 
-    Byte-level BPE includes the tokenizers of RoBERTa, ModernBERT and EuroBERT.
+    Byte-level BPE includes the tokenizers of RoBERTa, ModernBERT and EuroBERT. Raises a UsageError for other kinds.
     """
     if vocabulary.kind == WORDPIECE:
         return WORDPIECE
@@ -185,7 +185,7 @@ def _merge(pieces: Sequence[str], pair: tuple[str, str]) -> list[str]:
     """Returns the pieces of a word after each occurrence of a pair is merged, from left to right."""
     merged: list[str] = []
     for piece in pieces:
-        # The piece before may itself be a merged pair, which equals no piece of the pair, because it is new.
+        # If `merged[-1]` is already a merged pair, it is a new piece, and thus differs from `pair[0]`.
         if merged and (merged[-1], piece) == pair:
             merged[-1] += piece
         else:
@@ -208,7 +208,7 @@ def _with_merges(vocabulary: Vocabulary, merges: Sequence[tuple[str, str]]) -> b
     """Returns the content of a `tokenizer.json` with more merges, whose pieces have the next free ids."""
     data = json.loads(vocabulary.content)
     model = data["model"]
-    # Without an entry in the model's vocabulary, added tokens would get the first ids after the new pieces.
+    # Enter the added tokens in the model's vocabulary. Otherwise, they would get new ids after the new pieces.
     model["vocab"] |= {token["content"]: token["id"] for token in data["added_tokens"]}
     model["vocab"] |= {"".join(pair): index for index, pair in enumerate(merges, vocabulary.size)}
     # Old files contain merges as strings.

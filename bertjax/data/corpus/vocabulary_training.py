@@ -91,7 +91,7 @@ def ordered_map(
 ) -> Iterator[_T]:
     """Calls a function in a pool, once for each tuple of `arguments`, and yields the results in order.
 
-    At most `max_pending` calls are submitted ahead of the result that the caller is processing.
+    At most `max_pending` calls are pending while the caller processes a result.
     """
     pending: deque[Any] = deque()
     for call in arguments:
