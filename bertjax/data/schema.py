@@ -15,8 +15,8 @@ class ArraySpec:
       name: key in the batch.
       axes: names of the axes after the row axis.
       dtype: int32 or float32.
-      num_values: name of a size n in `sizes` of `synthetic_batch`, which fills the array with random integers below n
-        (default: "", all values are 1).
+      num_values: key of a number n in the `sizes` of `synthetic_batch`. The array is filled with random integers below
+        n (default: "", filled with 1).
       ascending: whether `synthetic_batch` fills the last axis with 0, 1, 2, ...
       padding: value in padding rows.
     """

@@ -45,7 +45,7 @@ def extract_entities(tags: Sequence[str]) -> set[Entity]:
 def has_entities(tags: Iterable[str], place_of: Callable[[str], str] = lambda tag: "the data") -> bool:
     """Returns whether the tags mark entities, see `follows_scheme`.
 
-    Raises a UsageError if entity tags (B-TYPE, I-TYPE) are mixed with other tags, such as parts of speech, except O.
+    Raises a UsageError if entity tags (B-TYPE, I-TYPE) are mixed with tags other than O, such as parts of speech.
     `place_of` returns the file and line of a tag for the message.
     """
     inside = sorted({*tags} - {"O"})

@@ -78,7 +78,7 @@ def question_scores_v2(
 def score_v2(answers: Mapping[str, Sequence[str]], predictions: Mapping[str, str]) -> dict[str, float]:
     """Returns `exact_match` and `f1` over all questions that have a prediction, in percent.
 
-    The prefixes `has_answer_` and `no_answer_` mark the same scores over answerable and over unanswerable questions.
+    Scores with the prefix `has_answer_` cover answerable questions, those with `no_answer_` unanswerable questions.
     """
     exact, f1 = question_scores_v2(answers, predictions)
     groups = {

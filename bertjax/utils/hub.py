@@ -46,8 +46,8 @@ def upload(folder: Path, address: str, overwrite: bool, message: str, replaced: 
     """Uploads all files of a folder as one commit, and returns the URL of the repository.
 
     `address` is `hf:ORG/NAME[@BRANCH]`. The repository is created if it does not exist. Without `overwrite`, raises a
-    UsageError if the repository contains a model. A failed upload adds no commit. `replaced` are patterns of files that
-    the commit removes from the repository, unless the folder contains them.
+    UsageError if the repository contains a model. A failed upload adds no commit. The commit removes the
+    repository's files that match the patterns `replaced`, unless the folder contains them.
     """
     from huggingface_hub import HfApi
 

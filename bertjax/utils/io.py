@@ -26,7 +26,7 @@ _Path = TypeVar("_Path", bound=AnyPath)
 CACHE_DIR_VARIABLE = "BERTJAX_STAGING"
 # Free bytes that `check_free_space` leaves for other processes that write to the same disk.
 _RESERVE_BYTES = 16 << 20
-# Age at which a temporary file belongs to a killed process.
+# Age in seconds from which a temporary file is assumed to belong to a killed process.
 _ABANDONED_SECONDS = 3600
 # Control characters, which are rare in texts but make up 2 % or more of the start of compressed files and PDFs.
 _CONTROLS, _START_BYTES = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"}), 8192
@@ -90,7 +90,7 @@ def remove_temporaries(folder: Path, name: str = "", min_age_seconds: float = 0)
 def atomic_file(path: AnyPath) -> Iterator[Path]:
     """Yields a local temporary file that becomes `path` when the block succeeds, and is removed when it fails.
 
-    Removes such temporary files of killed processes if they are an hour old.
+    Also removes temporary files that killed processes left for `path`, if these files are at least an hour old.
 
     For a `gs://` path, the file is uploaded, which is atomic: object storage shows only complete objects.
     """
@@ -157,9 +157,9 @@ def atomic_folder(
     folder that was to be replaced, and removes the temporary folder. Object storage cannot rename folders, so
     files are moved one by one, and `last_file` is moved last.
 
-    `kind` names the kind of folder in messages, such as `corpus`. `replaceable` maps the name of a file
-    that identifies this kind, such as `manifest.json`, to patterns of all names that the folder may contain. With
-    `overwrite`, a folder is replaced only if it contains such a file and all its names match the patterns.
+    `kind` describes the folder in messages, such as `corpus`. `replaceable` maps the name of a file that identifies
+    such a folder, such as `manifest.json`, to patterns of all file names that the folder may contain. With `overwrite`,
+    an existing folder is replaced only if it contains such a file and all its names match the patterns.
     """
     try:
         check_bucket(path)
@@ -283,7 +283,7 @@ def check_free_space(folder: os.PathLike | str, needed_bytes: float, what: str, 
 
 
 def unreadable(path: os.PathLike | str, reason: str) -> UsageError:
-    """Returns the error for a damaged model file, or for a Git LFS pointer in its place."""
+    """Returns the error for a damaged model file. Raises a UsageError if the file is a Git LFS pointer."""
     with contextlib.suppress(OSError), as_path(path).open("rb") as file:
         reject_lfs_pointer(path, file.read(_START_BYTES))
     return UsageError(f"cannot read {path}: {reason}; copy it again")

@@ -48,7 +48,7 @@ class Section:
 
     # Prefix of field names in error messages.
     field_prefix: ClassVar[str] = "config."
-    # Whether fields may be None, as in an architecture that comes from a checkpoint.
+    # Whether fields may be None, for example if a checkpoint determines the architecture.
     may_be_unset: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -137,11 +137,11 @@ class Tokenizer:
         marker, starts_word = self.vocabulary.word_marker
         if self.vocabulary.kind != TOKENIZER_JSON or not starts_word or self.encode("a") == self.encode(" a"):
             return ""
-        # The ids also differ if a normalizer marks both the start of a text and a space. Then no prefix is needed.
+        # "a" and " a" also differ if a normalizer marks both the start of a text and a space. Then no prefix is needed.
         alone, later = self.encode("a"), self.encode("b a")
         if alone and self.vocabulary.pieces[alone[0]].startswith(marker) and later[-len(alone) :] == alone:
             return ""
-        # ByteLevel replaces spaces after the prefix is added, so add a space. Others replace them before: add the marker.
+        # ByteLevel replaces spaces after the prefix is added, so add a space. Others replace spaces before that.
         return " " if marker == BYTE_LEVEL_START else marker
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:

@@ -93,7 +93,7 @@ def make_batch(examples: Examples, indices: np.ndarray, length: int, shard: Data
     is_sequence = used if is_packed else np.repeat(used, group)[:, None]
     starts = np.where(is_sequence, examples.offsets[sequences], 0)
     lengths = np.where(is_sequence, examples.offsets[sequences + 1] - starts, 0)
-    # Examples longer than the row never share a row, and are truncated, because `columns` ends with the row.
+    # An example longer than the row does not share its row, and `columns` truncates it to `length` tokens.
     row_starts = np.cumsum(lengths, axis=1) - lengths
     columns = np.arange(length)
     sequence_ids, position_ids, source = (np.zeros((len(sequences), length), np.int64) for _ in range(3))
@@ -205,7 +205,7 @@ class EpochOrder:
         return batches[index], shapes[index][1]
 
     def typical_step(self) -> int:
-        """Returns a step for benchmarks: in the first epoch, with the most common batch shape and the most examples."""
+        """Returns a step of epoch 0 for benchmarks: the fullest of the steps with the most common batch shape."""
         batches, shapes = self._epoch(0)
         most_common, _ = self._epoch_shapes(0).most_common(1)[0]
         steps = [step for step, shape in enumerate(shapes) if shape == most_common]

@@ -12,8 +12,8 @@ from typing import Any
 
 from bertjax.errors import UsageError, quoted
 
-# Cells that mean "missing", as in `pandas.read_csv`, exports of databases (\N) and spreadsheets (errors), and variants
-# that no known data uses as a class.
+# Cells that mean "missing" in `pandas.read_csv`, database exports (\N) and spreadsheets (errors), and other spellings
+# that are not class names in any known data.
 _MISSING = (
     *("NaN", "nan", "-NaN", "-nan", "1.#QNAN", "-1.#QNAN", "1.#IND", "-1.#IND", "NULL", "null", "None"),
     *("NA", "<NA>", "#NA", "N/A", "n/a", "#N/A", "#N/A N/A", "Nan", "Null", "n.a.", "\\N"),
@@ -29,8 +29,8 @@ _WORDS = re.compile(r"(\w+\(\s*)?[\[({]\s*['\"].*[\])}]|\[\s*\]", re.DOTALL)
 def read_list(cell: Any, place: str, in_text: bool = False) -> list[Any] | None:
     """Returns the items of a cell that contains a JSON or Python list, tuple or set, or None for other cells.
 
-    With `in_text`, the cell may be a text in brackets, such as `[1]`, that is not a list. Raises a UsageError, with the
-    `place`, if the cell looks like a list, but is not valid, such as a NumPy array printed without commas.
+    With `in_text`, the cell contains text, so brackets without quotes, such as `[1]`, are not a list. Raises a
+    UsageError that names `place` if the cell looks like a list but is invalid, such as a NumPy array without commas.
     """
     if not isinstance(cell, str):
         return cell if isinstance(cell, list) else None
@@ -51,7 +51,7 @@ def read_list(cell: Any, place: str, in_text: bool = False) -> list[Any] | None:
 
 
 def is_list(cell: Any) -> bool:
-    """Returns whether a cell of texts is a list, or a string that contains a JSON or Python list."""
+    """Returns whether the cell of a text column is a list, or a string that contains a JSON or Python list."""
     try:
         return read_list(cell, "", in_text=True) is not None
     except UsageError:
@@ -98,7 +98,7 @@ def label_key(name: str) -> str:
 
 
 def minus_one_problem(labels: Collection[str]) -> str:
-    """Returns a warning if the classes of a file are the numbers from -1, else ""."""
+    """Returns a warning if the classes of a file are -1, 0, 1, 2 and so on, else ""."""
     if len(labels) > 3 and {*labels} == {*map(str, range(-1, len(labels) - 1))}:
         return f"the classes are -1 to {len(labels) - 2}; -1 may mark missing labels"
     return ""

@@ -25,7 +25,7 @@ class Target:
 
     Attributes:
       column: name of the column.
-      labels: class names in the order of their ids; empty for regression, and while they are unknown.
+      labels: class names in the order of their ids; empty for regression, or if not yet known.
       separator: separator of the labels in a multi-label column (default: "", exactly one label per row).
     """
 
@@ -99,7 +99,8 @@ class Target:
         if self.labels:
             return self._class_id(names[0], place)
         with contextlib.suppress(ValueError):
-            if math.isfinite(number := float(names[0])) and "_" not in names[0]:  # Python reads 1_000 as 1000.
+            # Reject underscores, because Python reads 1_000 as 1000.
+            if math.isfinite(number := float(names[0])) and "_" not in names[0]:
                 return number
         raise UsageError(f"{place} is {quoted(names[0])}, not a number; correct the value")
 
@@ -136,10 +137,10 @@ def encode_rows(
 ) -> Examples:
     """Tokenizes the rows of one file, truncates them to `seq_len` tokens, and updates `stats`.
 
-    Each item of `sequences` lists the columns of one sequence: its first text, then the columns to join with spaces as
-    its second text. `Target.to_array` describes the array `labels` of the examples. In a `labeled` file, training
-    skips rows without a label. Evaluation predicts them but does not score them, so that predictions stay aligned with
-    the rows of the file.
+    Each item of `sequences` lists the columns of one sequence. The first column is the sequence's first text. The other
+    columns, joined with spaces, are its second text. `Target.to_array` describes the array `labels` of the examples. In
+    a `labeled` file, training skips rows without a label. Evaluation predicts these rows but does not score them, so
+    that predictions stay aligned with the rows of the file.
     """
     columns = dict.fromkeys(itertools.chain(*sequences))
     texts = dict.fromkeys(part for first, *second in sequences for part in ((first,), tuple(second)) if part)

@@ -37,8 +37,7 @@ class Question:
       context: the passage.
       answers: reference answers; empty for unanswerable questions and unlabeled files.
       answer_start: character offset of the first answer in `context`, -1 if there are no answers.
-      lacks_answer: why the question has no answer although the file does not mark it as unanswerable (default: "", it
-        has an answer or is unanswerable).
+      lacks_answer: reason for a missing answer (default: "", the question has an answer or is marked as unanswerable).
     """
 
     id: str
@@ -128,7 +127,7 @@ def _check_questions(path: Path, ids: Sequence[str], usable: list[Question], sta
 
 
 def _parse_squad(content: Any) -> list[Question]:
-    """Parses articles with paragraphs, paragraphs with questions, or questions with a context."""
+    """Parses SQuAD data: a list of articles with paragraphs, paragraphs with questions, or questions with a context."""
     questions = []
     place = "data"
     try:
@@ -186,7 +185,7 @@ def _find_first_answer(question: Question) -> tuple[int, int] | None:
     """Searches for the first answer near its offset, and returns its character span (None: not found).
 
     If the text at the offset differs, tries the offset as a count of UTF-16 units and of UTF-8 bytes. Then, as in
-    google-research/bert `run_squad.py`, searches the words that overlap the `len(answer)` characters from the offset.
+    google-research/bert `run_squad.py`, searches the words in the expected span, which has the answer's length.
     Any whitespace may separate the answer's words.
     """
     context, answer, start = question.context, question.answers[0], question.answer_start

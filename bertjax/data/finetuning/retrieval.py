@@ -21,8 +21,8 @@ class RetrievalData:
       queries: texts of the judged queries, keyed by id.
       judgments: judgments of these queries. They may name documents that the corpus lacks.
       notes: row counts of each file.
-      copies: queries that are themselves a document, as in ArguAna and Quora: a document that is not judged relevant
-        has their id, and its text ends with theirs. As in BEIR, this document should not be retrieved for the query.
+      copies: ids of queries that are also documents, as in ArguAna and Quora. Such a document has the id of the query,
+        ends with its text, and is not judged relevant. As in BEIR, it should not be retrieved for this query.
     """
 
     documents: Mapping[str, str]

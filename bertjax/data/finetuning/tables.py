@@ -19,10 +19,10 @@ NULL = object()
 _ESCAPES = {"\\": r"\\", "\t": r"\t", "\r": r"\r", "\n": r"\n"}
 # TSV field that a CSV writer, such as pandas or Excel, has quoted because it contains quotes or a comma.
 _QUOTED = re.compile(r'".*"".*"|"[^"]*,[^"]*"', re.DOTALL)
-# Column that says whether an annotator accepted a row (Prodigy), in any case.
+# Column of Prodigy files for an annotator's decision about a row, and the decisions against it. Case is ignored.
 _ANSWER, _NOT_ACCEPTED = "answer", ("reject", "ignore")
-# Names, in any case, and values of a column that says to which split a row belongs, as in `stsbenchmark.tsv` and
-# `AllNLI.tsv`. A column with another name must have only these values.
+# Usual names and values, in any case, of a column that contains the split of each row, as in `stsbenchmark.tsv` and
+# `AllNLI.tsv`. A column with another name counts as such a column if it has only these values.
 _SPLIT_COLUMNS = ("split", "set")
 _TRAINING_SPLITS = {"train", "training"}
 _SPLITS = _TRAINING_SPLITS | {"dev", "development", "val", "valid", "validation", "test", "testing", "eval"}
@@ -39,7 +39,7 @@ class ReadStats:
       used: number of rows that became examples.
       columns: description of the used and the ignored columns, for `summary`.
       skipped: for each reason, the number of skipped rows (`rows`) and the line or id of the first row (`first`).
-      noted: for each irregularity, the number of irregular rows that are used anyway, in the format of `skipped`.
+      noted: for each irregularity, the same counts for irregular rows that are used anyway.
     """
 
     file: str
@@ -113,7 +113,7 @@ def read_table(
     else:
         rows = _select_columns(path, _split_rows(path, text), columns, header, stats)
     num_long = num_short = 0
-    splits: dict[str, set[str]] = {}  # names of splits in each unused column, and "" for any other value
+    splits: dict[str, set[str]] = {}  # split names in each unused column; "" represents all other values
     for line, fields, is_long in rows:
         stats.read += 1
         num_long += is_long
@@ -149,7 +149,7 @@ def read_table(
         raise UsageError(
             f"all rows of {path} have more fields than its header; name every column, and quote fields with commas"
         )
-    # Quoted fields with line breaks become short rows. So do blank lines between rows, which are harmless.
+    # Reject quoted fields with line breaks, which become short rows. Blank lines also do, but are harmless.
     if file_format != "jsonl" and not keep_short and num_short > 0.75 * stats.read:
         raise UsageError(
             f"{num_short:,} of {stats.read:,} rows of {path} have too few fields; quote fields with line breaks in .csv"
@@ -212,7 +212,7 @@ def _select_columns(
     indices = {name: names.index(name) for name in names}
     is_csv = table_format(path) == "csv"
     for line, fields in rows:
-        # In joined files, a byte-order mark may precede the header.
+        # In joined files, a byte-order mark may precede the repeated header.
         if [fields[0].strip('\ufeff"'), *fields[1:]] == names and len(names) > 1:
             raise UsageError(f"{path} line {line} repeats the header, as in joined files; remove the line")
         is_long = any(fields[len(names) :])

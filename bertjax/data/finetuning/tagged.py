@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
 _TAG = re.compile("O|[BIESLUM](-[^ ]+)?")
-# Cell of the first column that may end with a word index, such as 3, [3], T3, 3. and 2-3.
+# Cell of the first column that ends with a number, perhaps a word index, such as 3, [3], T3, 3. and 2-3.
 _INDEX = re.compile(r"(?:.*\D)?(\d+)\W*")
 # Index of two numbers: a word range (1-2) or empty word (1.1) in CoNLL-U, or sentence and word index (1-2) in WebAnno.
 _INDEX_PAIR = re.compile(r"\d+[-.]\d+")
@@ -31,12 +31,12 @@ _COLUMN = re.compile(r"\S+", re.ASCII)
 _LANGUAGE = re.compile(r"[a-z][a-z-]+:")
 # Chunk types, which CoNLL files have in the column before the entity tags.
 _CHUNKS = {"NP", "VP", "PP", "ADJP", "ADVP", "SBAR", "PRT", "CONJP", "INTJ", "LST", "UCP", "NC", "PC", "VC"}
-# If at least this many rows of a table have one word each, the rows are words rather than sentences. If this many words
-# of a CoNLL file all end with numbers, the numbers are positions.
+# Minimum number of rows or sentences to reject a file because each contains only one word, and minimum number of words
+# to reject a CoNLL file because each ends with a number.
 _MIN_ROWS = 20
 # Line number and columns of a line.
 _Line: TypeAlias = tuple[int, list[str]]
-# Example and token position of each word, by sentence.
+# Example index and token position of each word, by sentence.
 Places: TypeAlias = list[list[tuple[int, int]]]
 
 
@@ -124,7 +124,7 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     first_word = words[0][0]
     is_constant = len(rows) > len(words) + 1 and all(len({*sentence}) == 1 for sentence in words)
     is_numbered = all(_INDEX.fullmatch(columns[0]) for _, columns in rows)
-    # Weibo NER appends the position in a word to each character. In files of two columns, numbers may be words.
+    # Detect Weibo NER, which appends to each character its position in the word. Numbers without a letter may be words.
     has_positions = is_numbered and len(rows) >= _MIN_ROWS and any(columns[0][0].isalpha() for _, columns in rows)
     if has_positions or (width > 2 and (is_constant or is_numbered)):
         raise UsageError(
@@ -150,8 +150,8 @@ def _is_word(columns: list[str]) -> bool:
 def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats) -> tuple[list[_Line], bool]:
     """Removes comment lines and a first column of word indices. Returns the lines, and whether it found indices.
 
-    The indices must count the words of each sentence, or of the file. A line that starts with `#` is not a comment if
-    the file has no indices, and the line has a tag and as many columns as other lines.
+    The indices must count the words of each sentence, or of the file. In a file without indices, a line that starts
+    with `#` is a word, not a comment, if it has a tag and as many columns as other lines.
     """
     rows = [columns for _, columns in lines if columns and not columns[0].startswith((_DOCUMENT, "#"))]
     width = len(rows[0]) if rows else max((len(columns) for _, columns in lines), default=0)
@@ -189,15 +189,15 @@ def _tag_column(rows: list[list[str]], is_indexed: bool, path: Path) -> int:
     """Returns the index of the tag column, counted from the end.
 
     Of several tag columns, the last one with entities is used. Chunks, such as NP, are not entities. If no column has
-    entities, the last column is used. If entities are nested, each level has a column, and the outer level, which is
-    the first of these columns, is used. Columns are levels if they share an entity type, or if the file has an index, a
-    word and two tags (GermEval).
+    entities, the last column is used. Nested entities have one column per level. The first of these columns, the outer
+    level, is then used. Columns are levels if they share an entity type, or if the file has an index, a word and two
+    tags (GermEval).
     """
     types: dict[int, set[str]] = {}
     width = len(rows[0]) if len({*map(len, rows)}) == 1 else 0
     for column in range(-1, -width, -1):
         tags = [row[column] for row in rows if _TAG.fullmatch(row[column])]
-        # `read_conll` rejects misspelled tags in the chosen column.
+        # A tag column may have some misspelled tags, which `read_conll` reports later.
         if 2 * len(tags) < len(rows):
             break
         if column_types := {tag.partition("-")[2] for tag in {*tags} - {OUTSIDE}} - _CHUNKS:
@@ -236,7 +236,7 @@ def read_tagged_rows(
             row_tags = _items(row.fields[label], place, in_text=False)
         if "-100" in row_tags:
             raise UsageError(f"{place}: -100 marks ignored tokens and is not a tag; use a file of words and their tags")
-        # In the Penn Treebank, `,` is itself a tag.
+        # Accept `,`, which is a tag in the Penn Treebank.
         if joined := [tag for tag in row_tags if "," in tag and tag != ","]:
             raise UsageError(f"{place}: the tag {quoted(joined[0])} contains a comma; separate tags by spaces")
         if keep_untagged and not row_tags and words:

@@ -45,11 +45,11 @@ class TextExamples:
 
 
 class BatchOrder:
-    """Random order of batches in which each epoch contains every example once.
+    """Random order of batches in which each epoch contains every example at most once.
 
     No batch contains an anchor or positive twice. The examples of an epoch are shuffled. Then, within each window of 64
     batches, an example moves to another batch if its own batch already contains its anchor or positive. If every batch
-    of the window is full or contains them, the epoch omits the example. Only windows of requested steps are computed.
+    of the window is full or contains one of these texts, the epoch omits the example. Windows are computed on demand.
     """
 
     def __init__(self, keys: np.ndarray, batch_size: int, seed: int, unique: bool) -> None:
@@ -122,7 +122,8 @@ class MixedOrder:
     def files(self, steps: int) -> np.ndarray:
         """Returns the file index of each step before `steps`, int64 [steps]."""
         if len(self._files) < steps:
-            # Draw a power of two, to draw rarely. A longer draw starts with the shorter one, so steps keep their file.
+            # Round the number of draws up to a power of two, to redraw rarely. More draws from the same seed begin with
+            # the same values, so earlier steps keep their file.
             draws = np.random.default_rng([self._seed, len(self.orders)]).random(1 << max(10, steps.bit_length()))
             self._files = np.minimum(np.searchsorted(self._shares, draws, side="right"), len(self.orders) - 1)
         return self._files[:steps]

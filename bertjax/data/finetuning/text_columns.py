@@ -1,4 +1,4 @@
-"""Tokenization of tables whose columns are texts to embed: an anchor, a positive and negatives, or two scored texts."""
+"""Tokenization of tables of texts to embed: an anchor, a positive and negatives, or two texts with a score."""
 
 import dataclasses
 import hashlib
@@ -42,11 +42,11 @@ def read_examples(
 ) -> tuple[TextExamples, list[str]]:
     """Tokenizes the rows of a file, and updates `stats`. Returns the examples, and the names of the classes.
 
-    `columns` are the columns of the anchor, the positive and, optionally, negatives. A cell of the last column may be a
-    list. It then contains negatives or, if `kind` is `scores`, all documents. If there are negatives and `kind` is "",
-    a cell of positives may also be a list, see `split_positives`. Rows with an empty anchor or positive, or without a
-    label, are skipped. Empty negatives are missing texts. `label` is the label column. `kind` is a value of
-    `EmbeddingLoss.label`.
+    `columns` are the columns of the anchor, the positive and, optionally, negatives. `label` is the label column, and
+    `kind` is a value of `EmbeddingLoss.label`. A cell of the last column may be a list of negatives or, if `kind` is
+    `scores`, of all documents. If there are negatives and `kind` is "", a cell of positives may also be a list, see
+    `split_positives`. Rows with an empty anchor or positive, or without a label, are skipped. Empty negatives are
+    missing texts.
     """
     if len(columns) > 2 and not kind:
         rows = split_positives(rows, columns[1], stats)
@@ -95,7 +95,7 @@ def read_examples(
 
 
 def split_positives(rows: Iterable[Row], column: str, stats: ReadStats) -> Iterator[Row]:
-    """Yields one row per positive: a cell of `column` may be a list, as in files of FlagEmbedding."""
+    """Yields one row per positive. A cell of `column` may list several positives, as in files of FlagEmbedding."""
     for row in rows:
         cell = row.fields[column]
         items = read_list(cell, f"{stats.file} line {row.line}: {column}", in_text=True)

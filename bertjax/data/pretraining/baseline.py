@@ -57,7 +57,7 @@ def mean_piece_bytes(vocabulary: Vocabulary, tokens: np.ndarray) -> float:
     is_special = np.isin(np.arange(vocabulary.size), vocabulary.special_ids)
     marker, _ = vocabulary.word_marker
     texts = (piece.removeprefix(marker) for piece in vocabulary.pieces)
-    # In byte-level BPE, each character of a piece stands for a byte. In other BPE, pieces such as <0xE2> do.
+    # In byte-level BPE, each character of a piece stands for a byte. In other BPE, a piece such as <0xE2> is one byte.
     is_byte_level = marker == BYTE_LEVEL_START
     lengths = np.array(
         [len(text) if is_byte_level else 1 if _BYTE.fullmatch(text) else len(text.encode()) for text in texts]

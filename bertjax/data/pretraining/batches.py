@@ -60,7 +60,7 @@ def train_dataset(
         `next_sentence_labels`: int32 [B], 0 IsNext, 1 NotNext, -1 no label.
       Batches without masks contain only the first three arrays. In packed batches, `sequence_ids` (pair
       number, from 1) and `position_ids`, int32 [B, L], replace `input_mask`, and `next_sentence_labels` is [B, S] for
-      up to S pairs per row. In batches of documents, they are -1.
+      up to S pairs per row (all -1 in batches of documents).
     """
     order_key, offset_key = (stream_key(seed, phase.start_step, purpose) for purpose in (_ORDER, _OFFSET))
     pass_ends, lookup = _open_split(corpus, "train", phase, seed, dupe_factor, offset_key)
@@ -117,7 +117,7 @@ def _open_split(
 ) -> tuple[np.ndarray, Lookup]:
     """Returns the end row of each pass over a split, int64 [passes], and the `Lookup` of the split.
 
-    Pairs and documents depend on `seed` and `dupe_factor`, running text on `offset_key`.
+    Rows of pairs or documents depend on `seed` and `dupe_factor`, rows of running text on `offset_key`.
     """
     pairing, most, seq_len = phase.row_format.pairing, phase.max_sequences_per_row, phase.seq_len
     if not pairing and not phase.row_format.packed:

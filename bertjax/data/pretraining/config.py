@@ -108,7 +108,7 @@ class Masking(Section):
 
 @dataclasses.dataclass(frozen=True)
 class PhaseConfig(Section):
-    """Config of a training phase, an item of `config.phases`. Unset fields come from the run.
+    """Config of a training phase, an item of `config.phases`. Unset fields take the run's values.
 
     Attributes:
       share: number of steps, relative to the shares of the other phases.
@@ -182,8 +182,7 @@ class Phase:
         rate, spans = self.masking.rate, self.max_sequences_per_row
         numbers = num_predictions(rate, self.seq_len, self.max_predictions)
         shortest = MIN_PAIR_TOKENS if self.row_format.pairing else TEXT_SPECIAL_TOKENS + 1
-        # Because of rounding and the minimum of 1, the number of predictions of a pair can exceed `rate` times its
-        # number of tokens by up to `excess`.
+        # Because of rounding and the minimum of 1, a pair of n tokens can have up to `rate` * n + `excess` predictions.
         excess = max(number - rate * length for length, number in enumerate(numbers) if length >= shortest)
         return min(self.seq_len, spans * max(numbers), math.floor(rate * self.seq_len + spans * max(excess, 0.0)))
 

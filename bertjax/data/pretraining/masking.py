@@ -14,7 +14,7 @@ from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.pretraining.config import Masking, Phase, num_predictions
 from bertjax.data.pretraining.rows import TokenRows
 
-# Probability that a group ends after a word, which makes the number of words geometric (SpanBERT, section 3.1).
+# Probability that a group of words ends after each word. Its number of words is thus geometric (SpanBERT, section 3.1).
 _SPAN_END_PROBABILITY = 0.2
 # Maximum number of words or groups of words that masking skips because they need more predictions than remain.
 _SKIPPED_GROUPS = 2

@@ -41,8 +41,8 @@ def document_pairs(
     """Splits `len(targets)` documents, starting at `first`, into pairs.
 
     A chunk contains the next sentences of a document, until the target length is reached or the document ends. Segment
-    A contains a random number of sentences from the start of the chunk. It leaves at least one sentence, unless the
-    chunk has only one.
+    A contains a random number of sentences from the start of the chunk. At least one sentence remains, unless the chunk
+    has only one.
 
     If sentences remain, the pair is IsNext with probability 1/2, and B contains the remaining sentences. All other
     pairs are NotNext. B of a NotNext pair starts at a random sentence of another random document and fills the rest of

@@ -91,8 +91,7 @@ def pair_lookup(index: PairIndex, max_pairs: int) -> Lookup:
     def lookup(rows: tf.Tensor, epochs: tf.Tensor) -> Spans:
         run = tf.searchsorted(row_ends, rows, side="right")
         number = tf.gather(run_pairs, run)
-        # First pair of the row: the end of the run, minus `number` pairs for this row and for each later row of the
-        # run.
+        # Index of the row's first pair: the end of its run, minus `number` for this and each later row of the run.
         first = tf.gather(pair_ends, run) - (tf.gather(row_ends, run) - rows) * number
         nth = tf.range(max_pairs, dtype=tf.int64)
         exists = nth < number[:, None]  # [B, max_pairs]
@@ -217,7 +216,7 @@ def assemble_rows(
         # Number the spans: the number increases at the first token of each span.
         is_first = tf.scatter_nd(tf.stack([row, starts], 1), tf.ones_like(row), [row[-1] + 1, seq_len])
         span = tf.reshape(tf.cumsum(tf.reshape(is_first, [-1])) - 1, [-1, seq_len])
-    at_position = functools.partial(tf.gather, indices=span)  # [N] to [B, L], or to [B, 1] for one span per row
+    at_position = functools.partial(tf.gather, indices=span)  # maps [N] to [B, L] ([B, 1] for one span per row)
     row_starts, row_lengths = at_position(starts), at_position(lengths)
     position = tf.range(seq_len) - row_starts  # [B, L]
     a_length = at_position(tf.cast(spans.a_length, tf.int32))
