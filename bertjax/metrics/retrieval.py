@@ -19,7 +19,7 @@ def retrieval_scores(rankings: Rankings, judgments: Judgments) -> dict[str, floa
     """Returns metrics as in trec_eval, averaged over the queries that have a ranking and judgments.
 
     Documents with equal float32 scores are ordered by id, descending. Documents with grade 1 or more are relevant.
-    Recall and the ideal ranking count relevant documents that the corpus lacks.
+    Recall and the ideal ranking also count relevant documents that the corpus lacks.
     """
     rows = [_query_scores(rankings[query], grades) for query, grades in judgments.items() if query in rankings]
     return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}

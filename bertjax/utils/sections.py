@@ -43,7 +43,7 @@ def bounded(default: Any, **bounds: Any) -> Any:
 class Section:
     """Base class of configs and their sections.
 
-    A subclass that checks combinations of fields overrides `__post_init__` and calls this one first.
+    A subclass that checks combinations of fields overrides `__post_init__`, and calls the base class's method first.
     """
 
     # Prefix of field names in error messages.

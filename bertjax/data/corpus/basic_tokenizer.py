@@ -1,8 +1,8 @@
 """Splitting of text into words and punctuation, as `BasicTokenizer` of google-research/bert does.
 
-Words can differ from those of google-research/bert only if the two programs run on Python versions with different
-Unicode data (`unicodedata.unidata_version`), and only for characters whose category or lower case differs. No released
-vocabulary contains such a character.
+The words equal those of google-research/bert if both programs use the same Unicode data
+(`unicodedata.unidata_version`). Otherwise, only characters whose category or lower case differs can change the words.
+No released vocabulary contains such a character.
 """
 
 import re

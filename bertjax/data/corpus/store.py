@@ -273,9 +273,9 @@ def _copy_file(source: epath.Path, target: AnyPath, sha256: str, advance: Callab
 def map_array(path: Path, dtype: np.dtype) -> np.ndarray:
     """Memory-maps a file of raw numbers, copy-on-write.
 
-    TensorFlow shares the memory of an array only if the array is writable. `np.memmap` has a writable copy-on-write
-    mode, but Linux rejects it for files larger than memory and swap, because this mode reserves space for
-    copies of all pages. `mmap` with MAP_NORESERVE does not reserve space.
+    TensorFlow shares the memory of an array only if the array is writable. The copy-on-write mode of `np.memmap` is
+    writable, but reserves space for copies of all pages. Linux therefore rejects it for files larger than memory and
+    swap. `mmap` with MAP_NORESERVE does not reserve space.
     """
     size = path.stat().st_size
     if size == 0:

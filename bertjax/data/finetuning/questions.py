@@ -223,9 +223,9 @@ def _why_not_found(question: Question) -> str:
 def read_triviaqa(path: Path, folder: Path, stats: ReadStats) -> Questions:
     """Reads TriviaQA's Wikipedia questions, for fine-tuning before SQuAD (section 4.2 of the paper).
 
-    Returns one `Question` for each pair of a question and one of its evidence documents, if the first 400 words of the
-    document contain an answer. The answer is the earliest match of any alias, ignoring case. `folder` is the root of
-    the dataset, with `evidence/wikipedia`.
+    Returns a `Question` for each pair of a question and an evidence document whose first 400 words contain an answer.
+    The answer is the earliest match of any alias, ignoring case. `folder` is the root of the dataset, with
+    `evidence/wikipedia`.
     """
     entries = _read_json(path, "TriviaQA", _parse_triviaqa)
     questions = Questions()

@@ -31,8 +31,8 @@ _COLUMN = re.compile(r"\S+", re.ASCII)
 _LANGUAGE = re.compile(r"[a-z][a-z-]+:")
 # Chunk types, which CoNLL files have in the column before the entity tags.
 _CHUNKS = {"NP", "VP", "PP", "ADJP", "ADVP", "SBAR", "PRT", "CONJP", "INTJ", "LST", "UCP", "NC", "PC", "VC"}
-# Minimum number of rows or sentences to reject a file because each contains only one word, and minimum number of words
-# to reject a CoNLL file because each ends with a number.
+# Minimum number of rows or sentences to reject a file in which all have only one word. Also the minimum number of words
+# to reject a CoNLL file in which all words end with a number.
 _MIN_ROWS = 20
 # Line number and columns of a line.
 _Line: TypeAlias = tuple[int, list[str]]
@@ -150,8 +150,8 @@ def _is_word(columns: list[str]) -> bool:
 def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats) -> tuple[list[_Line], bool]:
     """Removes comment lines and a first column of word indices. Returns the lines, and whether it found indices.
 
-    The indices must count the words of each sentence, or of the file. In a file without indices, a line that starts
-    with `#` is a word, not a comment, if it has a tag and as many columns as other lines.
+    The indices must count the words of each sentence, or of the file. A line that starts with `#` is a comment. In a
+    file without indices, it is a word if it has a tag and as many columns as other lines.
     """
     rows = [columns for _, columns in lines if columns and not columns[0].startswith((_DOCUMENT, "#"))]
     width = len(rows[0]) if rows else max((len(columns) for _, columns in lines), default=0)
@@ -276,8 +276,8 @@ def encode_tagged(
     An example is one sentence, or one document if `by_document` is True. Texts longer than `seq_len` are split into
     examples that overlap by half. A word in two examples is labeled only in the example with more context.
 
-    Returns the examples and the place of each word. The array `token_labels` is the tag's index in `labels` at the
-    first piece of a word, -1 at all other pieces and at words without a tag.
+    Returns the examples and the place of each word. At the first piece of a word, the array
+    `token_labels` is the index of the word's tag in `labels`. It is -1 at other pieces and at words without a tag.
     """
     label_ids = {label: index for index, label in enumerate(labels)} | {"": -1}
     if unknown := sorted({*itertools.chain(*tagged.tags)} - {*label_ids}):

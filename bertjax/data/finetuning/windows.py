@@ -45,8 +45,8 @@ def make_windows(
 ) -> tuple[Examples, list[Window]]:
     """Splits passages into windows of at most `seq_len` tokens, each with its question. Truncates long questions.
 
-    Returns one example per window, and the windows. `start_positions` and `end_positions` of the examples, int32
-    [windows], are the first and last token of the answer, or 0 ([CLS]) if the window does not contain the answer.
+    Returns one example per window, and the windows. The examples' arrays `start_positions` and `end_positions`, int32
+    [windows], are the first and last token of the answer. They are 0 ([CLS]) if the answer is not in the window.
     """
     vocabulary = tokenizer.vocabulary
     passages: dict[str, tuple[list[int], np.ndarray]] = {}

@@ -51,7 +51,7 @@ def mean_piece_bytes(vocabulary: Vocabulary, tokens: np.ndarray) -> float:
     """Returns the mean number of UTF-8 bytes per token. `tokens` is int [N], N > 0.
 
     The bytes of a piece are the UTF-8 bytes of its text, without `##` or word-start mark. The first piece of a word has
-    one more byte, for the space before the word, so that the bytes of a word do not depend on its split. A special
+    one more byte, for the space before the word. Thus, the bytes of a word do not depend on how it is split. A special
     token such as [UNK] counts as one byte (the space).
     """
     is_special = np.isin(np.arange(vocabulary.size), vocabulary.special_ids)

@@ -58,9 +58,9 @@ def train_dataset(
         `input_ids`, `input_mask`, `segment_ids`: int32 [B, L].
         `masked_lm_positions`, `masked_lm_ids`: int32 [B, P]. `masked_lm_weights`: float32 [B, P].
         `next_sentence_labels`: int32 [B], 0 IsNext, 1 NotNext, -1 no label.
-      Batches without masks contain only the first three arrays. In packed batches, `sequence_ids` (pair
-      number, from 1) and `position_ids`, int32 [B, L], replace `input_mask`, and `next_sentence_labels` is [B, S] for
-      up to S pairs per row (all -1 in batches of documents).
+      Batches without masks contain only the first three arrays. In packed batches, `sequence_ids` (pair number, from
+      1) and `position_ids`, int32 [B, L], replace `input_mask`. Their `next_sentence_labels` are [B, S] for up to S
+      pairs per row, and all -1 for documents.
     """
     order_key, offset_key = (stream_key(seed, phase.start_step, purpose) for purpose in (_ORDER, _OFFSET))
     pass_ends, lookup = _open_split(corpus, "train", phase, seed, dupe_factor, offset_key)

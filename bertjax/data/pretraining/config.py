@@ -85,8 +85,8 @@ class Masking(Section):
       random_prob: probability that a predicted token is replaced by a random token that is not special. The three
         probabilities add up to 1.
       whole_word: whether to mask entire words, that is, either all pieces of a word or none.
-      max_span: maximum words of a masked span (default: 1, no spans). Spans are whole words, and the number of words
-        per span is geometric with parameter 0.2, as in SpanBERT (arXiv 1907.10529), which uses a maximum of 10.
+      max_span: maximum words of a masked span (default: 1, no spans). Spans are whole words. The number of words per
+        span is geometric with parameter 0.2, as in SpanBERT (arXiv 1907.10529), which uses a maximum of 10.
     """
 
     field_prefix: ClassVar[str] = "config.data.masking."

@@ -34,8 +34,8 @@ def choose_positions(rows: TokenRows, uniforms: tf.Tensor, vocabulary: Vocabular
     more predictions than remain, and stops at the third. A continuation piece at the start of segment B is a separate
     word.
 
-    In contrast, google-research/bert may mask an [UNK] in the text, skips all words that need too many predictions, and
-    adds a continuation piece at the start of B to the last word of A.
+    google-research/bert differs in three ways. It may mask an [UNK] in the text. It skips all words that need too many
+    predictions. It adds a continuation piece at the start of B to the last word of A.
     """
     seq_len, masking, row_predictions = phase.seq_len, phase.masking, phase.row_predictions
     numbers = num_predictions(masking.rate, seq_len, phase.max_predictions)

@@ -118,7 +118,7 @@ def document_pieces(
 def target_lengths(lengths: np.ndarray, max_tokens: int, pass_index: int, rng: np.random.Generator) -> np.ndarray:
     """Draws target lengths for one pass, int64 [documents], for documents with `lengths` tokens.
 
-    As in google-research/bert, a tenth of the targets are short, uniform in 2..max_tokens. All others are `max_tokens`.
+    As in google-research/bert, a tenth of the targets are short: uniform in 2..max_tokens. All others are `max_tokens`.
     With independent draws, the mean row length of a small corpus would vary by several percent. Therefore, documents of
     similar length form groups of ten, and in each pass a different document of a group has a short target. Short
     targets follow a golden-ratio sequence, which covers the range evenly. `rng` must be in the same state for every
