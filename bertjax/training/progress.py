@@ -41,7 +41,11 @@ _SECONDS_BETWEEN_DRAWINGS = 30
 
 
 class Progress:
-    """Reporter of a run: logs steps and evaluations, and writes metrics and curves. Only host 0 writes files."""
+    """Reporter of a run: logs steps and evaluations, and writes metrics and curves. Only host 0 writes files.
+
+    Attributes:
+      first_loss: first logged loss of the run, even after a resume (infinity: no loss yet).
+    """
 
     def __init__(
         self,
@@ -57,7 +61,7 @@ class Progress:
         `step` is the number of finished steps (0: a new run). `lines` are the records of `metrics.jsonl` up to `step`.
         """
         self._task, self._workdir, self._schedule = task, workdir, schedule
-        self._first_loss = next((line["loss"] for line in lines if "loss" in line), math.inf)
+        self.first_loss = next((line["loss"] for line in lines if "loss" in line), math.inf)
         self._files: dict[str, JsonlWriter] = {}
         self._boards: list[TensorBoardWriter | TrackerWriter] = []
         if jax.process_index() == 0:
@@ -119,15 +123,12 @@ class Progress:
             logger.info(f"first step after {seconds:.1f} s, including data loading and compilation")
             self._reset_clock(step)
 
-    def log_step(self, step: int, values: dict[str, float]) -> float:
-        """Logs the training metrics `values`, which are means over the steps since the last call.
-
-        Returns the first logged loss of the run, even after a resume (infinity: no loss yet).
-        """
+    def log_step(self, step: int, values: dict[str, float]) -> None:
+        """Logs the training metrics `values`, which are means over the steps since the last call."""
         values = dict(values)
         token_fraction, attention_fraction = values[TOKEN_FRACTION], values.pop(ATTENTION_FRACTION)
-        if self._first_loss == math.inf:
-            self._first_loss = values.get("loss", math.inf)
+        if self.first_loss == math.inf:
+            self.first_loss = values.get("loss", math.inf)
         self._measure_speed(step, token_fraction, attention_fraction)
         scores = [metric.name for metric in self._task.objective.metrics if not metric.is_loss]
         accuracies = "  ".join(f"{name} {values[name]:.3f}" for name in scores if name in values)
@@ -146,7 +147,6 @@ class Progress:
         learning_rate: Any = self._schedule(step - 1)
         self._write(METRICS, step, {**values, "learning_rate": float(learning_rate), **counts})
         self._write(TIMING, step, self._speed)
-        return self._first_loss
 
     def log_evaluation(self, step: int, values: dict[str, float], seconds: float, train_sums: MetricSums) -> None:
         """Logs an evaluation that took `seconds`, and redraws the curves at most every 30 seconds.

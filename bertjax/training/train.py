@@ -193,7 +193,8 @@ def _log_and_reset(task: Task, state: TrainState, step: int, progress: Progress)
     _check_steps_finite(state)
     _check_data_files(task, wait=False)
     values = metric_means(state.sums, task.objective.loss_weights)
-    first_loss = progress.log_step(step, values)
+    progress.log_step(step, values)
+    first_loss = progress.first_loss
     loss = values.get("loss", 0.0)  # There is no loss if all weights since the last logged step are 0.
     if loss > task.config.divergence_factor * max(first_loss, _MIN_FIRST_LOSS):
         raise DivergenceError(f"the loss diverged at step {step:,}: {loss:.4g} (first logged loss: {first_loss:.4g})")

@@ -120,7 +120,8 @@ def test_progress_warns_of_a_long_warm_up_and_keeps_the_first_loss(corpus, tmp_p
         task = make(corpus, steps=2, optimizer__warmup_steps=warmup_steps)
         with contextlib.closing(progress.Progress(task, epath.Path(tmp_path), 2, lines, schedule)) as run:
             values = {"loss": 1.0, TOKEN_FRACTION: 1.0, ATTENTION_FRACTION: 1.0}
-            assert run.log_step(3, values) == 3.0
+            run.log_step(3, values)
+            assert run.first_loss == 3.0
         warning = "warm-up takes 2 of 2 steps, so the learning rate does not reach 0.01"
         assert any(warning in line for line in log_lines) == (warmup_steps == 2)
 
@@ -225,7 +226,7 @@ def test_small_losses_near_0_do_not_diverge(corpus, loss, diverges):
     task, state = make(corpus), Mock(bad_step=np.array(-1), sums={"mlm_loss": np.array([loss, 1.0], np.float32)})
     context = pytest.raises(BertjaxError, match="diverged") if diverges else contextlib.nullcontext()
     with context:
-        loop._log_and_reset(task, state, 4, Mock(log_step=Mock(return_value=0.005)))
+        loop._log_and_reset(task, state, 4, Mock(first_loss=0.005))
 
 
 @pytest.mark.parametrize(

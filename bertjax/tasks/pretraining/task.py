@@ -78,10 +78,8 @@ class PretrainingTask(Task):
         self._eval_dataset = functools.cache(self._make_eval_dataset)
 
     def _warn_if_pairs_are_trivial(self, corpus: Corpus) -> None:
-        # Objectives that do not train the next-sentence head leave it out of exports.
-        has_head = "next_sentence" not in self.objective.unexported_modules
         has_single = has_single_sentences(corpus.train.num_documents, corpus.train.num_sentences)
-        if has_single and has_head and self.objective.pairing == NEXT_SENTENCE:
+        if has_single and self.objective.pairing == NEXT_SENTENCE:
             logger.warning(
                 f"nearly every document of {self.config.data.corpus} has one sentence, so nearly all sentence pairs "
                 "are NotNext; prepare it again with blank lines only between documents, or set "
