@@ -16,7 +16,7 @@ from pathlib import Path
 import docstrings
 
 LIBRARIES = ("jax", "matplotlib", "numpy", "scipy", "tensorflow")
-TRAIN_ROWS, DEV_ROWS = 800, 160  # per library
+TRAIN_ROWS, DEV_ROWS = 800, 160  # Rows per library.
 _WORDS = range(8, 40)
 
 

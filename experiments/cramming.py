@@ -50,7 +50,7 @@ def get_config(args: ConfigDict) -> ConfigDict:
     # Each batch size of the ramp processes the same number of tokens.
     config.phases = (*(phase_of(0.6 / len(_RAMP), rows, 128) for rows in _RAMP), phase_of(0.4, 8192, 128))
     config.steps = 12_000
-    # Half of the tokens: the first three batch sizes of the ramp, and a third of the fourth.
+    # Warm-up takes half of the tokens: the first three batch sizes of the ramp, and a third of the fourth.
     steps = [phase["share"] for phase in config.phases]
     config.optimizer.warmup_steps = round(config.steps * (sum(steps[:3]) + steps[3] / 3) / sum(steps))
     if args.quick:

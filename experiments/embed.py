@@ -35,7 +35,7 @@ from bertjax.presets import arguments, finetuning_config, make_quick
 def get_config(args: ConfigDict) -> ConfigDict:
     """Returns the config for `train=FILE+FILE,dev=FILE,test=FILE,retrieval=DIR,columns=A+B,scored=A+B+C,loss=info_nce`.
 
-    `chunk=0,size=SIZE,grid=a3,quick=false` are the same arguments as in other experiments.
+    `chunk=0` encodes whole batches at once. `size=SIZE,grid=a3,quick=false` are the same as in other experiments.
     """
     config = finetuning_config("embed", args.size)
     files = [file for file in args.train.split("+") if file]

@@ -90,7 +90,7 @@ def test_encode_follows_the_modules_of_a_sentence_transformers_folder(pretrained
     old = sentence_transformer(pretrained, tmp_path / "old", MEAN, dense_layer(), ("Normalize", {}, {}))
     new = sentence_transformer(pretrained, tmp_path / "new", modes, max_seq_length=9, do_lower_case=True)
     write_json(new / "config_sentence_transformers.json", prompts)
-    # The tokenizer is cased, so only `do_lower_case` above lets it find "A" and "He".
+    # The tokenizer is cased and knows no capitals, so `do_lower_case` above must lower-case "A" and "He".
     write_json(new / "tokenizer_config.json", {"do_lower_case": False, "tokenizer_class": "BertTokenizer"})
     states = bertjax.load(pretrained).encode(TEXTS)
     mean = states.last_hidden_state.sum(axis=1) / states.attention_mask.sum(axis=1)[:, None]

@@ -32,7 +32,7 @@ def train(experiment: str, workdir: Path, *flags: str) -> dict:
 
 
 @pytest.mark.parametrize(("name", "metric"), [("custom_metric", "mlm_top5"), ("custom_objective", "z_loss")])
-def test_own_metric_and_objective_are_logged(name, metric, corpus, tmp_path):
+def test_custom_metric_and_objective_are_logged(name, metric, corpus, tmp_path):
     line = train(f"{EXAMPLES / name}.py:corpus={corpus},size=L1_H16,steps=2", tmp_path)
     assert line["mlm_accuracy"] <= line.get("mlm_top5", 1)
     losses = [line[loss] for loss in ("mlm_loss", "z_loss") if loss in line]
@@ -40,7 +40,7 @@ def test_own_metric_and_objective_are_logged(name, metric, corpus, tmp_path):
         assert 0 < line[metric] < 0.1 and line["loss"] == pytest.approx(sum(losses), rel=1e-5)
 
 
-def test_own_attention_replaces_that_of_the_model(corpus, tmp_path, monkeypatch):
+def test_custom_attention_replaces_that_of_the_model(corpus, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     experiment = f"pretrain:corpus={corpus},size=L1_H16,quick=true"
     flags = ["--config.steps=2", "--config.model.attention_probs_dropout_prob=0.0"]

@@ -85,7 +85,10 @@ def features(args: argparse.Namespace) -> None:
     option("--input", "file with one text per line (-: standard input)", required=True, metavar="FILE"),
     option("--output", ".npy file; to resume, run an interrupted command again", required=True, metavar="FILE"),
     option("--pooling", "pooling of the last layer (default: the model's modules)", choices=("cls", "mean")),
-    option("--prompt_name", "name of the model's prompt to prepend to each text, such as query (default: its default)"),
+    option(
+        "--prompt_name",
+        "name of the model's prompt to prepend to each text, such as query (default: the model's default prompt)",
+    ),
     option("--dtype", "dtype of the computation (default: the checkpoint's)", choices=("float32", "bfloat16")),
 )
 def encode(args: argparse.Namespace) -> None:

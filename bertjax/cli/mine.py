@@ -87,7 +87,7 @@ def mine(args: argparse.Namespace) -> None:
     negative_cosines, positive_cosines = (np.concatenate([row[i] for row in mined]) for i in (1, 2))
     logger.info(
         f"negatives: {found}; mean cosine {positive_cosines.mean():.3f} of positives, {negative_cosines.mean():.3f} of "
-        f"negatives; {len(rows):,} of {len(positive_cosines):,} pairs are complete"
+        f"negatives; {len(rows):,} of {len(positive_cosines):,} pairs have enough negatives"
     )
     names = ["negative", *(f"negative_{number}" for number in range(2, count + 1))]
     write_table(output, [*columns, *names], rows)

@@ -118,7 +118,7 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
             separators, single = _separators(engine, special_ids, has_segments), engine.encode("a")
             if separators[1] < 0 or (has_segments and returns_segments and any(single.type_ids)):
                 raise UsageError(
-                    f"{folder / TOKENIZER} encodes the text a as {' '.join(single.tokens)} in the segments "
+                    f"{folder / TOKENIZER} encodes the text 'a' as {' '.join(single.tokens)} in the segments "
                     f"{single.type_ids}, not as [CLS] a [SEP] in segment 0; use a tokenizer with BERT's post_processor"
                 )
             if not separators[0]:

@@ -36,7 +36,7 @@ def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     if window := config.get("sliding_window"):  # transformers sets `local_attention` to twice this value.
         fields["local_attention"] = 2 * window
     if unknown := sorted({**(config.get("rope_parameters") or {})}.keys() - _THETAS.keys()):
-        raise UsageError(f"rope_parameters has {listed(unknown)}; write it for {' and '.join(_THETAS)}")
+        raise UsageError(f"rope_parameters has {listed(unknown)}; use only the keys {' and '.join(_THETAS)}")
     for kind, name in _THETAS.items():
         parameters = default_rope((config.get("rope_parameters") or {}).get(kind), f"rope_parameters of {kind}")
         # In transformers 4, a null theta of local layers means the theta of global layers.

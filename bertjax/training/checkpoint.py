@@ -226,8 +226,8 @@ def restore_opt_state(checkpoint: epath.Path, abstract: TrainState, optimizer: s
     changes += [f"optimizer.name: {name} -> {optimizer}"] if name != optimizer else []
     if changes:
         raise UsageError(
-            f"{checkpoint} has no optimizer state for this run ({changes[-1]}); use its optimizer, "
-            "model and vocabulary, or omit --keep_optimizer"
+            f"{checkpoint} has no optimizer state for this run ({changes[-1]}); use the "
+            "checkpoint's optimizer, model and vocabulary, or omit --keep_optimizer"
         )
     training = _abstract_items(abstract, metadata)[1]["training"]
     try:

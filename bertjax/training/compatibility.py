@@ -103,7 +103,9 @@ def _output_order(saved: list[str], labels: list[str], source: str) -> list[int]
     if are_numbers[0]:
         logger.info(matched)
     else:
-        logger.warning(f"{matched}; check that they mean the same, because files may number the classes differently")
+        logger.warning(
+            f"{matched}; check that outputs and labels agree, because files may number the classes differently"
+        )
     return []
 
 

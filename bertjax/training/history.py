@@ -86,7 +86,7 @@ def read_log(task: Task, workdir: epath.Path, step: int) -> list[dict[str, Any]]
     lines = [line for line in read_lines(file) if line["step"] <= step]
     sha256 = read_metadata(workdir / CHECKPOINTS / str(step)).metrics_sha256
     if sha256 and not have_hash(lines, sha256):
-        problem = f"{file} lacks lines that the run had logged before checkpoint {step}, or has others"
+        problem = f"{file} lacks lines that the run had logged before checkpoint {step}, or has other lines"
         if task.best_metric:
             fix = "restore the file, or choose another --workdir"
             raise BertjaxError(f"{problem}, so the best checkpoint is unknown; {fix}")

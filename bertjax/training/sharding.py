@@ -65,7 +65,7 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     data, *inner = [len(devices) // max(1, known) if size == -1 else size for size in sizes]
     if math.prod((data, *inner)) != len(devices) or data % slices:
         raise UsageError(
-            f"{shown} does not fit {slices} x {len(devices) // slices} devices; use sizes with the product "
+            f"{shown} does not fit {len(devices)} devices in {slices} slice(s); use sizes with the product "
             f"{len(devices)}, or -1 for one of them, and a multiple of {slices} for mesh.data"
         )
     shape = [data // slices, *inner]

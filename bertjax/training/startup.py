@@ -109,7 +109,7 @@ def restore_or_init(
     restored = "parameters and optimizer state" if keep_optimizer else "parameters"
     logger.info(f"starting at step 0 with the {restored} of {source_of(init_from)}")
     if (workdir_of(init_from) / "modules.json").exists() and not isinstance(task.objective.model, EmbeddingModel):
-        logger.warning("dropped the sentence-transformers modules, because training changes the states they pool")
+        logger.warning("dropped the sentence-transformers modules, because training changes the states that they pool")
     if new_pieces:
         count = len(new_pieces.parts)
         logger.info(f"initialized the embeddings of {count:,} new vocabulary pieces as means over their old pieces")

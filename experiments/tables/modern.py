@@ -8,9 +8,9 @@ Each row is BERT with one change, so the effect of a change is the difference be
 attention and "BERT at 512" train half of their steps on rows of 512 tokens. The number of steps of each row is chosen
 so that all rows have as many training FLOPs as BERT (`bertjax describe` prints them).
 
-All rows are evaluated on the same held-out pairs of 128 tokens with the same masks, 15 % of the tokens. Only models of
-running text are evaluated on rows of running text, from the same held-out documents. Each fine-tuning run has the seed
-of its pre-training run. All rows with the first seed run first.
+Models of running text are evaluated on running text. All others are evaluated on the same sentence pairs of 128 tokens,
+with the same masks on 15 % of the tokens. The text is from the same held-out documents. Each fine-tuning run has the
+seed of its pre-training run. All rows with the first seed run first.
 
 Arguments: see table5.py. `helped` lists the changes of the last row, such as `helped=rotary+geglu`, by the names in
 `_CHANGES`. At the scale `medium`, the table contains only BERT and the last row.
@@ -33,7 +33,7 @@ from bertjax.training.checkpoint_config import experiment_config
 
 _COLUMNS = {"SST-2": "sst2", "MRPC": "mrpc", "QNLI": "qnli", "NER": "ner"}
 _DROPOUT = ("model.hidden_dropout_prob", "model.attention_probs_dropout_prob")
-# The scales pre-train without dropout, but BERT has dropout.
+# The scales pre-train without dropout, but BERT has the paper's dropout, and so do its changes by default.
 _BERT = dict.fromkeys(_DROPOUT, 0.1)
 _AT_512 = {"phases": ({"share": 0.5}, {"share": 0.5, "seq_len": 512})}
 # Replaced-token detection trains on rows of running text, which are not packed. As in the paper, the generator replaces
@@ -65,7 +65,7 @@ _CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
     # With learned positions, models of running text learn too slowly to be compared.
     "rotary_text": ("rotary, running text", {**_ROTARY, **_TEXT}),
     "rotary_replaced": ("rotary, replaced tokens", {**_ROTARY, **_REPLACED}),
-    # With learned positions, neither do models of rows of 512 tokens.
+    # With learned positions, models of rows of 512 tokens also learn too slowly.
     "rotary_512": ("rotary at 512", {**_ROTARY, **_AT_512}),
     "rotary_local_512": ("rotary, local/global at 512", {**_ROTARY, **_AT_512, "model.local_attention": 128}),
 }
@@ -123,7 +123,7 @@ def get_table(args: ConfigDict) -> Table:
 
 
 def _changed_fields(scale: scales.Scale, args: ConfigDict, changes: dict[str, Any], bert: Run) -> dict[str, Any]:
-    """Returns `changes` as changes of the scale's config, with as many steps as BERT's FLOPs allow."""
+    """Returns the config changes of a row: `changes`, and the number of steps that BERT's FLOPs allow."""
     fields = {**_BERT, **changes}
     if fields.get("model.gated_mlp"):
         # Three matrices of two thirds of the width have as many parameters as two matrices. Round to a multiple of 8.
@@ -145,7 +145,7 @@ def _config(run: Run) -> Any:
 
 
 def _flops(run: Run) -> float:
-    """Returns the training FLOPs of a pre-training run as its objective counts them."""
+    """Returns the training FLOPs of a pre-training run, as counted by its objective."""
     config = _config(run)
     objective = config.objective_class.for_model(run.model, config.data)
     return sum(objective.step_cost(phase, phase.stop_step - phase.start_step).flops for phase in config.resolved_phases)
@@ -168,7 +168,7 @@ def _evaluation(start: Run, seq_len: int) -> Run:
         "steps": 1,
     }
     architecture = (flag for flag in start.overrides if flag.startswith("--config.model."))
-    # An evaluation before and one after the step. Evaluation has a third of the FLOPs of training.
+    # The run evaluates before and after its step. Evaluation has a third of the FLOPs of training.
     tokens = 2 * _EVAL_ROWS * seq_len / 3
     return Run(
         name=f"evaluate{seq_len}/{start.name.rpartition('/')[2]}",

@@ -86,17 +86,17 @@ ENTRY %main (l: {left}, r: {right}) -> {output} {{
             "window={size=1}, dim_labels=0bf_0io->0bf",
             2 * 16 * 512 * 768 * 3072,
         ),
-        (  # [B, L, D] x [H, K, D] to [B, L, H, K]. XLA writes the heads as a window of 12, of which 11 are padding.
+        (  # [B, L, D] x [H, K, D] to [B, L, H, K]. The heads are a window of 12, 11 positions of which are padding.
             *("bf16[16,512,768,1]", "bf16[12,64,768,1]", "bf16[16,512,12,64]"),
             "window={size=1x12 pad=0_0x11_11 rhs_reversal=0x1}, dim_labels=0bf1_1oi0->0b1f",
             2 * 16 * 512 * 768 * 12 * 64,
         ),
-        (  # Queries x keys, [B, L, H, K]. Rows and heads are a window on a dilated input, of which one is an element.
+        (  # Queries x keys, [B, L, H, K]. The window over rows and heads covers one element of a dilated input.
             *("bf16[16,512,12,64]", "bf16[16,512,12,64]", "bf16[16,12,512,512]"),
             "window={size=16x12 stride=15x11 lhs_dilate=16x12}, dim_labels=0b1f_0o1i->01bf",
             2 * 16 * 12 * 512 * 512 * 64,
         ),
-        (  # A window of 4 with stride 2 on 8 elements and padding of 1: two of the 4 outputs read one element less.
+        (  # A window of 4 with stride 2 over 8 elements and padding of 1: two of 4 outputs read one padding element.
             *("f32[1,8,1]", "f32[4,1,1]", "f32[1,4,1]"),
             "window={size=4 stride=2 pad=1_1}, dim_labels=b0f_0io->b0f",
             2 * (4 * 4 - 2),

@@ -178,7 +178,7 @@ def test_flipped_bit_of_corpus_is_an_error(capfd, corpus, tmp_path):
         (errors.first_line(FileNotFoundError(2, "No such file", "a.txt")), "No such file"),
     ],
 )
-def test_parts_of_messages_are_short(text, pattern):
+def test_shortened_listed_and_quoted_texts_are_short(text, pattern):
     assert re.fullmatch(pattern, text) and len(text) < 1200
 
 
@@ -251,7 +251,7 @@ def test_bench_step_measures_only_the_first_phase_and_reports_non_finite_losses(
     assert result["seq_len"] == 16 and result["rows"] == result["batch_size"]
 
 
-def test_phase_of_nearly_all_steps_removes_the_short_phase():
+def test_phase_whose_share_rounds_to_no_steps_is_left_out():
     fields = ["--config.steps=20", "--config.phases=({'share': 0.01}, {'share': 0.99, 'seq_len': 64})"]
     (phase,) = experiment_config(TINY, fields).resolved_phases
     assert (phase.seq_len, phase.start_step, phase.stop_step) == (64, 0, 20)

@@ -106,13 +106,13 @@ def test_error_for_an_invalid_value_names_the_field(field, value, message):
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(9_999, "auto"), (10_000, "auto_long_run")])
-def test_long_runs_may_choose_another_scan_of_layers(steps, expected):
+def test_auto_scan_layers_has_another_value_in_long_runs(steps, expected):
     config = dataclasses.replace(fill_unset_fields(parse_config(pretraining_config("tiny"))), steps=steps)
     assert config.model_config(100).scan_layers == expected
 
 
 @pytest.mark.parametrize(("vocab_size", "rows"), [(50_368, 50_368), (50_280, 50_368), (52_280, 52_352)])
-def test_new_pieces_of_a_published_checkpoint_need_no_second_table_of_padding(vocab_size, rows):
+def test_added_pieces_do_not_pad_the_table_to_twice_its_size(vocab_size, rows):
     """A ModernBERT checkpoint with 50,280 tokens in 50,368 rows has this number of rows as its multiple."""
     config = experiment_config("pretrain:size=tiny", ["--config.model.pad_vocab_to_multiple_of=50368"])
     assert config.model_config(vocab_size).padded_vocab_size == rows

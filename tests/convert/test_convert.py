@@ -91,7 +91,7 @@ def test_fine_tuned_google_checkpoint_has_an_output_layer(variables, kind, num_o
 
 @pytest.mark.ci
 @pytest.mark.parametrize("num_rows", [144, 150, 1000])
-def test_more_embeddings_than_tokens_are_padding(num_rows, letters, tmp_path):
+def test_embeddings_without_tokens_are_padding(num_rows, letters, tmp_path):
     rng = np.random.default_rng(0)
     shapes = google_variables(num_rows)
     change = lambda _: {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}  # noqa: E731

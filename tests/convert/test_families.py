@@ -159,7 +159,7 @@ def test_hidden_states_and_logits_equal_those_of_transformers(name, head, tmp_pa
     # A masked-LM head without parameters does not show in the arrays.
     assert architecture == [type(model).__name__] or (not head and not checkpoint.config.has_lm_head_params)
     written, rate = transformers.AutoConfig.from_pretrained(tmp_path / "ours"), checkpoint.config.hidden_dropout_prob
-    # DistilBERT's default rate of the classification head is not the rate of the layers, unlike ours.
+    # DistilBERT's classification head has its own default rate, so exports must write the rate of the layers.
     assert getattr(written, "seq_classif_dropout", rate) == rate
 
 
@@ -275,7 +275,7 @@ def test_scaled_rotary_positions_are_refused(family, name):
 
 def test_rotary_parameters_of_modernbert_need_a_kind_of_layer():
     fields = {name: SIZES[name] for name in REQUIRED} | {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}
-    with pytest.raises(UsageError, match="rope_parameters has rope_theta, rope_type; write it for full_attention"):
+    with pytest.raises(UsageError, match="rope_parameters has rope_theta, rope_type; use only the keys full_attention"):
         huggingface.model_config(MODERNBERT, fields, huggingface.Path("a/config.json"))
 
 

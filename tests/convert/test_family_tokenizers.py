@@ -153,12 +153,12 @@ def test_ids_of_texts_and_pairs_equal_those_of_transformers(kind, lines, tmp_pat
         expected = getattr(theirs, f"{name}_token_id")
         if expected is not None:
             assert getattr(vocabulary, f"{name}_id") == expected
-    # A word of a sentence that is split already follows a space.
+    # Words that are already split are encoded as if each of them followed a space.
     ids = [index for word in WORDS for index in tokenizer.encode_word(word)]
     assert ids == tokenizer.encode(f" {' '.join(WORDS)}")
 
 
-def test_normalizer_that_prepends_the_marker_of_words_needs_no_other_prefix(lines, tmp_path):
+def test_normalizer_that_prepends_the_word_marker_needs_no_other_prefix(lines, tmp_path):
     save_tokenizer("mmbert", lines, tmp_path)
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
     normalizers = [{"type": "Prepend", "prepend": "\u2581"}, replace]

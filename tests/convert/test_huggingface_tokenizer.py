@@ -138,7 +138,7 @@ def test_properties_of_added_tokens_are_applied(save_json, plain):
     vocabulary = read_tokenizer(plain)[0]
     assert vocabulary.pieces[e1] == "[E1]"
     _, spans = Tokenizer(vocabulary).encode_with_offsets("a <ent> b")
-    assert spans[1, 0] == 2  # not the space that the token strips
+    assert spans[1, 0] == 2  # The span excludes the space that the token strips.
 
 
 @pytest.mark.parametrize("name, is_special", [("extra_special_tokens", True), ("additional_special_tokens", False)])
@@ -243,7 +243,7 @@ def test_special_tokens_may_have_other_names(plain):
     assert encode(plain, ["\u2203"]) == [[vocabulary.unk_id]]
 
 
-def test_special_tokens_may_have_other_roles(save_json, plain):
+def test_one_special_token_may_have_two_roles(save_json, plain):
     save_json(tokenizer_class="BertTokenizer", cls_token="[SEP]")
     vocabulary = read_tokenizer(plain)[0]
     assert [vocabulary.pieces[index] for index in vocabulary.special_ids][2:4] == ["[SEP]", "[SEP]"]
@@ -290,11 +290,11 @@ def edit(name, **fields):
         ({"truncation_side": "left"}, None, "truncates texts at the left"),
         ({}, edit("tokenizer.json", truncation=TRUNCATION), "truncates texts at the Left"),
         ({"mask_token": "<mask>"}, None, "lacks <mask>, the mask_token"),
-        ({}, edit("tokenizer.json", post_processor=None), "encodes the text a as a in the segments"),
+        ({}, edit("tokenizer.json", post_processor=None), "encodes the text 'a' as a in the segments"),
         (
             {"model_input_names": ["input_ids", "token_type_ids"]},
             edit("tokenizer.json", post_processor=SEGMENT_1),
-            r"text a as .CLS. a .SEP. in the segments \[0, 1, 0\], not",
+            r"text 'a' as .CLS. a .SEP. in the segments \[0, 1, 0\], not",
         ),
         ({}, edit("added_tokens.json", **{"<ent>": 1000}), "the added token '<ent>' has id 1000, but it is token"),
         ({}, lambda folder: (folder / "tokenizer.json").unlink(), "but lacks tokenizer.json, which"),

@@ -177,7 +177,7 @@ PLACE = "question 7 of entry 1, paragraph 1"
         # MRQA.
         (
             [{"context": "c", "qas": [{"id": 7, "question": "q", "answers": ["c"]}]}],
-            f"{PLACE}: answers has other items",
+            f"{PLACE}: answers contains items that are not objects",
         ),
         (squad(qa("7", "Ann", 0) | {"answers": {"text": ["Ann"], "answer_start": []}}), f"{PLACE}: "),
         (squad({"question": "q", "answers": []}), "entry 1, paragraph 1 has no field 'id'"),

@@ -52,7 +52,7 @@ def test_queries_that_are_documents_are_counted(folder):
     queries = [{"_id": key, "text": text} for key, text in (("d1", "They  sit."), ("2", "cats"), ("d5", "No title."))]
     qrels = [QRELS[0], "d1\td5\t1", "d1\td1\t0", "2\td1\t1", "d5\td5\t1"]
     data = read_retrieval(folder(queries=queries, qrels=qrels))
-    assert data.copies == {"d1"} and data.notes[-1].endswith("which is not retrieved for them: 1")
+    assert data.copies == {"d1"} and data.notes[-1].endswith("is left out of their ranking: 1")
 
 
 @pytest.mark.parametrize(

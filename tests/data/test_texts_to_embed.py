@@ -122,7 +122,7 @@ def test_no_batch_contains_a_text_twice_and_an_epoch_contains_nearly_every_examp
     assert len(used) == len({*used}) > 0.98 * len(keys)
 
 
-def test_examples_that_share_a_text_with_every_other_are_left_out_and_counted():
+def test_examples_that_share_an_anchor_with_all_others_are_left_out_and_counted():
     keys = np.stack([np.zeros(100, np.int64), np.arange(1, 101)], axis=1)
     order = BatchOrder(keys, 10, seed=0, unique=True)
     assert [np.count_nonzero(batch != NO_EXAMPLE) for batch in epoch(order)] == [1] * 10
@@ -176,7 +176,7 @@ def test_each_batch_is_from_one_file_chosen_in_proportion_to_its_weight():
     assert sorted(np.concatenate(first_epoch)) == [*range(32)]
 
 
-def test_a_batch_contains_each_text_of_its_examples_once_at_its_place():
+def test_each_text_of_a_batch_occurs_once_where_the_array_texts_says():
     file = examples(8, 3)
     file.keys[2, 2] = -1
     indices = np.array([5, 2, NO_EXAMPLE, 7])

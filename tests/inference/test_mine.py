@@ -152,7 +152,7 @@ def test_documents_are_distinct_texts_and_the_summary_counts_anchors(embedder, p
     # Only "b" is not a positive of "d", and "a" has both documents as positives.
     assert (tmp_path / "hard.tsv").read_text() == "anchor\tpositive\tnegative\nd\tc\tb\n"
     assert log_lines[-1].startswith("negatives: 1 for 1 anchors, 0 for 1 anchors; mean cosine ")
-    assert log_lines[-1].endswith("1 of 3 pairs are complete")
+    assert log_lines[-1].endswith("1 of 3 pairs have enough negatives")
     assert "5 rows read, 3 used" in log_lines[0] and "2 skipped with an empty text" in log_lines[0]
     assert log_lines[1:2] == ["2 distinct anchors, 2 distinct documents"]
     # The corpus adds one document.

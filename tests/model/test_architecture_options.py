@@ -37,7 +37,7 @@ MODERNBERT = dataclasses.replace(
 
 @pytest.mark.ci
 @pytest.mark.parametrize("changes", [{"scan_layers": "true"}, {"remat": "full"}, {"remat": "attention"}])
-def test_layout_does_not_change_states_and_gradients(changes):
+def test_scan_and_remat_do_not_change_states_and_gradients(changes):
     ids = np.random.default_rng(0).integers(5, NUM_TOKENS, (2, LENGTH), np.int32)
 
     def states_and_gradients(config):

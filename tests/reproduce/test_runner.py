@@ -192,7 +192,7 @@ def test_fine_tuning_must_start_from_the_intermediate_checkpoint(tmp_path, monke
     ("other", "is_done"),
     [({"score": 0.1}, True), ({"error": "NaN", "diverged": True}, True), ({"error": "disk", "diverged": False}, False)],
 )
-def test_sweep_with_a_trial_that_may_not_fail_again_is_unfinished(other, is_done, tmp_path, monkeypatch):
+def test_sweep_with_a_failed_trial_that_did_not_diverge_is_unfinished(other, is_done, tmp_path, monkeypatch):
     monkeypatch.setattr(results, "_check_config", lambda *arguments: None)
     trials = [{"trial": {"seed": 0, "steps": 1}, "score": 0.5}, {"trial": {"seed": 0, "steps": 2}, **other}]
     for trial in trials:

@@ -240,7 +240,7 @@ def test_rows_of_the_table_modern_differ_from_bert_in_one_change_and_have_its_fl
     assert abs(1.5 * sizes[1] / sizes[0] - 1) < 0.01 and sizes[1] % 8 == 0
 
 
-def test_rows_of_the_table_modern_have_one_evaluation_and_run_seed_by_seed():
+def test_rows_of_the_table_modern_share_evaluation_settings_and_run_seed_by_seed():
     table, starts = modern_table()
     assert [seed for _, seed in starts] == [seed for seed in "123" for _ in range(17)]
     runs_of = {cell.row: cell.runs for cell in table.cells if cell.column == "perplexity"}

@@ -185,7 +185,9 @@ def test_export_leaves_out_the_next_sentence_head_that_adaptation_does_not_train
         (",seq_len=16", False, "no initial checkpoint; use --init_from CKPT, .*unset fields of config.model: encoder"),
     ],
 )
-def test_unusable_start_is_refused(arguments, has_checkpoint, message, corpus, pretrained, tmp_path, capfd):
+def test_unusable_or_missing_initial_checkpoint_is_refused(
+    arguments, has_checkpoint, message, corpus, pretrained, tmp_path, capfd
+):
     config = f"--config={EXPERIMENTS}/adapt.py:corpus={corpus},steps=1{arguments}"
     start = [f"--init_from={pretrained}"] if has_checkpoint else []
     error = refused(capfd, "train", config, *start, f"--workdir={tmp_path}/run", logs=True)

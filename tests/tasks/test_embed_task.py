@@ -247,14 +247,14 @@ def test_a_stopped_run_continues_with_the_same_batches(files, letters):
         ("train={}/five.tsv,loss=cosine", {}, "scores from -1 to 1"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused_in_one_line(arguments, fields, message, files, letters, tmp_path, capfd):
+def test_inconsistent_settings_are_refused_in_one_line(arguments, fields, message, files, letters, tmp_path, capfd):
     arguments = arguments.replace("{}", str(files))
     fields = {"steps": 1, "data__batch_size": 8, **fields}
     assert message in refused(capfd, *train_command(f"embed.py:{arguments}", tmp_path / "run", letters, **fields))
     assert not (tmp_path / "run").exists()
 
 
-def test_empty_texts_are_skipped_and_examples_of_one_text_are_left_out_with_a_note(letters, tmp_path):
+def test_rows_with_empty_texts_are_skipped_and_repeated_rows_are_left_out_with_a_note(letters, tmp_path):
     write_tsv(tmp_path / "pairs.tsv", ["anchor", "positive"], [["", "ba"], ["ba", ""]] + [["ke", "lo"]] * 30)
     # The batch is larger than the data.
     task = load_task(f"embed.py:train={tmp_path}/pairs.tsv", letters, data__batch_size=64)

@@ -156,7 +156,7 @@ def test_padding_rows_and_missing_documents_change_nothing(name):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", ["info_nce", "gist"])
-def test_blocks_of_logits_change_nothing(name, monkeypatch):
+def test_logits_in_blocks_change_neither_loss_nor_gradient(name, monkeypatch):
     batch, options = random_batch(2), LossOptions(both_directions=name == "info_nce")
     function = LOSSES[name].function
     expected = value_and_grads(lambda batch: function(batch, options), batch)

@@ -122,9 +122,7 @@ def test_saved_step_is_not_evaluated_later_because_it_could_not_become_the_best_
 
 
 @pytest.mark.ci
-def test_run_without_the_evaluation_or_the_checkpoint_of_the_best_step_does_not_hide_it(
-    glue, letters, tmp_path, log_lines, monkeypatch
-):
+def test_missing_metrics_or_checkpoint_of_the_best_step_are_reported(glue, letters, tmp_path, log_lines, monkeypatch):
     # The first step is the best one.
     monkeypatch.setattr(loop, "evaluate", lambda task, mesh, params, heartbeat, step: ({"matthews": 1 / step}, []))
     fields = {"steps": 4, "checkpoint_every": 1, "eval_every": 1, "keep_checkpoints": 4}
@@ -135,7 +133,7 @@ def test_run_without_the_evaluation_or_the_checkpoint_of_the_best_step_does_not_
     other = json.dumps({**read_metrics(tmp_path)[-1], "eval_matthews": 0.123}) + "\n"
     for content in ([], lines[:-1], [*lines[:-1], other]):
         file.write_text("".join(content))
-        with pytest.raises(BertjaxError, match="before checkpoint 3, or has others, so the best checkpoint is unknown"):
+        with pytest.raises(BertjaxError, match="checkpoint 3, or has other lines, so the best checkpoint is unknown"):
             loop.train(task, str(tmp_path))
     file.write_text("".join(lines))
     run = shutil.copytree(tmp_path, tmp_path.with_name("run"))

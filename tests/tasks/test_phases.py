@@ -140,7 +140,7 @@ def test_workdirs_with_a_long_phase_load_and_resume(corpus, tmp_path, capfd):
     assert "phases: [] -> [{'share': 0.5}" in error
 
 
-def test_steps_of_a_ramp_add_up(corpus):
+def test_phases_of_a_batch_size_ramp_cover_all_steps(corpus):
     ramp = "({'share':1},{'share':1},{'share':1},{'share':7,'batch_size':16})"
     for steps in (1, 3, 7, 10, 1_000_003):
         phases = experiment_config(

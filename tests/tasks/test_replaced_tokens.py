@@ -70,7 +70,7 @@ def sample(params, batch):
     return logits, ids, original
 
 
-def test_only_predicted_tokens_are_replaced_and_originals_do_not_count(params, batch):
+def test_only_predicted_tokens_are_replaced_and_samples_equal_to_originals_do_not_count(params, batch):
     logits, ids, original = sample(params, batch)
     _, _, replaced = OBJECTIVE.apply(params, batch, None)
     np.testing.assert_array_equal(replaced, ids != original)

@@ -44,7 +44,7 @@ def test_step_is_best_only_if_its_score_is_the_highest_so_far():
     evaluations = list(enumerate({"f1": score} for score in scores))
     for step, expected in list(enumerate((None, False, True, False, True, False)))[1:]:
         assert EvaluationHistory(F1, 0, dict(evaluations[: step + 1])).is_best_at(step) == expected
-    assert not EvaluationHistory(F1, 0, dict(evaluations[:4])).is_best_at(7)  # not evaluated
+    assert not EvaluationHistory(F1, 0, dict(evaluations[:4])).is_best_at(7)  # Step 7 is not evaluated.
 
 
 def test_sweep_selects_the_lowest_loss():

@@ -208,7 +208,7 @@ def tagged(documents):
 @pytest.mark.parametrize(
     "documents, by_document, sizes",
     [
-        # The dev set is one of two documents. If there is only one document, it consists of sentences.
+        # The dev set is one of two documents. A single document is divided into sentences instead.
         ([0, 0, 0, 2], True, {1, 3}),
         ([1, 1, 1, 1], True, {2}),
         (range(4), False, {2}),

@@ -64,7 +64,7 @@ def test_squad_trains_evaluates_and_predicts(version, letters, tmp_path, capfd):
         assert "results.json: " in failure(capfd, *command, question["question"])[1]
 
 
-def test_default_file_of_a_split_is_the_one_of_the_documented_name(letters, tmp_path):
+def test_default_file_of_a_split_has_the_documented_name(letters, tmp_path):
     files = learnable_squad_files(tmp_path, "1.1")
     for name in ("train-v1.1-small.json", "train-v1.1 (1).json", "train-v1.1.json.bak"):
         (files / name).write_text("{}")

@@ -166,7 +166,7 @@ def test_every_row_has_a_line_in_the_prediction_file(letters, tmp_path, capfd):
 
 
 @pytest.mark.parametrize(("tag", "warns"), [("b-x", True), ("B_X", True), ("3", True), ("NOUN", False), ("B-X", False)])
-def test_tags_that_may_mean_entities_but_are_not_scored_are_warned_of(tag, warns, letters, tmp_path, log_lines):
+def test_unscored_tags_that_may_mark_entities_log_a_warning(tag, warns, letters, tmp_path, log_lines):
     outside = "0" if tag == "3" else "O"
     (tmp_path / "train.tsv").write_text("text\tlabel\n" + f"zu ba\t{tag} {outside}\n" * 4)
     load_task(f"text.py:train={tmp_path}/train.tsv,kind=tags", letters, data__eval_split="none")
@@ -253,7 +253,8 @@ def test_generic_labels_of_a_converted_checkpoint_are_matched_by_position(topics
     cli.main(["evaluate", f"--checkpoint={tmp_path / 'hf'}", *flags_of_numbers])
     output = capfd.readouterr()
     assert (
-        json.loads(output.out) == pytest.approx(metrics) and "by position; check that they mean the same" in output.err
+        json.loads(output.out) == pytest.approx(metrics)
+        and "by position; check that outputs and labels agree" in output.err
     )
     labels.write_text('{"labels": ["bad", "good"]}')
     (tmp_path / "data.csv").write_text("text,topic\nzu lo,good\npa ke,bad\nzu,bad\n")

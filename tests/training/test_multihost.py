@@ -238,7 +238,7 @@ def test_disabled_or_closed_watchdog_does_not_end_the_process():
     time.sleep(1.5)
 
 
-def test_second_interrupt_raises_ignored_signals_stay_ignored_and_handlers_are_restored():
+def test_a_second_interrupt_raises_and_ignored_signals_stay_ignored_and_handlers_are_restored():
     before = signal.getsignal(signal.SIGTERM)
     previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

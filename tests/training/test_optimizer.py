@@ -144,7 +144,7 @@ def test_decay_takes_a_tenth_of_the_steps_by_default():
 
 
 @pytest.mark.parametrize("head_rates", [[], [0, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05]])
-def test_schedule_starts_at_zero_drops_after_warm_up_and_begins_with_the_head_steps(head_rates):
+def test_schedule_after_the_head_steps_starts_at_zero_and_drops_after_warm_up(head_rates):
     count = len(head_rates)
     config = OptimizerConfig(head_steps=count, head_learning_rate=0.5)
     schedule = make_schedule(config, 4, [(count + 10, 2.0)])

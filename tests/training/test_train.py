@@ -126,7 +126,7 @@ def test_progress_warns_of_a_long_warm_up_and_keeps_the_first_loss(corpus, tmp_p
         assert any(warning in line for line in log_lines) == (warmup_steps == 2)
 
 
-def test_run_transfers_nothing_implicitly_uses_its_config_and_saves_nan_as_a_string(
+def test_run_makes_no_implicit_transfers_follows_its_config_and_saves_nan_as_a_string(
     corpus, tmp_path, monkeypatch, log_lines
 ):
     make_train_step, watchdog, arguments = loop.make_train_step, loop.watchdog, []

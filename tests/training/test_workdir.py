@@ -124,7 +124,7 @@ def interrupted(trained, tmp_path):
 
 
 @pytest.mark.ci
-def test_resume_accepts_other_logs_checkpoints_and_ways_to_compile(corpus, trained, interrupted):
+def test_resume_accepts_other_settings_of_logs_checkpoints_and_compilation(corpus, trained, interrupted):
     changes = {"log_every": 5, "keep_checkpoints": 1, "model__scan_layers": "false", "model__remat": "full"}
     loop.train(make(corpus, **changes), str(interrupted))
     assert [line["step"] for line in read_metrics(interrupted) if "loss" in line] == [3, 6, 10, 14]

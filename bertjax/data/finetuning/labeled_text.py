@@ -72,8 +72,8 @@ class Target:
             name = label_name(item) if is_name else ""
             if (is_missing(name) and name not in self.labels) or (self.separator and self.separator in name):
                 raise UsageError(
-                    f"{place}: {quoted(item)} is not a label; use nonempty text other than NaN and the like, "
-                    f"and without config.data.label_separator={self.separator!r}"
+                    f"{place}: {quoted(item)} is not a label; labels must not be empty or a missing value such as "
+                    f"NaN, or contain config.data.label_separator={self.separator!r}"
                 )
         return [label_name(item) for item in items]
 

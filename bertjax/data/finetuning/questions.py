@@ -160,7 +160,7 @@ def _parse_question(entry: dict[str, Any], context: str) -> Question:
         pairs = zip(answers["text"], answers["answer_start"], strict=True)
         answers = [{"text": text, "answer_start": offset} for text, offset in pairs]
     if not all(isinstance(answer, dict) for answer in answers):
-        raise ValueError("answers has other items than objects with text and answer_start")
+        raise ValueError("answers contains items that are not objects with text and answer_start")
     lacks_answer = ""
     if not answers and not is_impossible:
         if entry.get("answers") is None:

@@ -60,7 +60,7 @@ def read_retrieval(folder: str | Path, split: str = "test") -> RetrievalData:
         if grades.get(query, 0) < 1 and f" {_words(documents.get(query, ''))}".endswith(f" {_words(queries[query])}")
     )
     if copies:
-        notes.append(f"queries that are a document of the same id, which is not retrieved for them: {len(copies):,}")
+        notes.append(f"queries whose own document (same id and text) is left out of their ranking: {len(copies):,}")
     return RetrievalData(documents, {query: queries[query] for query in judgments}, judgments, tuple(notes), copies)
 
 

@@ -239,9 +239,9 @@ def _check_columns(path: Path, names: Sequence[str], columns: Sequence[str]) -> 
             if f'"{column}"' in names:
                 existing += " (in .tsv, quotes are a part of names and texts; save the table as .csv)"
             raise UsageError(
-                f"{path} has {problem}; its columns are {existing}; use one of them with a unique name (set column "
-                "names of --config text in config.data.text and config.data.label, of --config embed in "
-                "config.data.columns), or add a header line if these are values"
+                f"{path} has {problem}; its columns are {existing}; use one of them with a unique name (for --config "
+                "text, set config.data.text and config.data.label; for --config embed, config.data.columns), or add a "
+                "header line if the first line contains values"
             )
 
 

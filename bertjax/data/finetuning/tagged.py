@@ -128,8 +128,8 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     has_positions = is_numbered and len(rows) >= _MIN_ROWS and any(columns[0][0].isalpha() for _, columns in rows)
     if has_positions or (width > 2 and (is_constant or is_numbered)):
         raise UsageError(
-            f"{path}: each value of column {1 + is_indexed} ends with a number, or equals those of its sentence, such "
-            f"as {quoted(first_word)}, so it contains no words; remove the numbers or the column"
+            f"{path}: column {1 + is_indexed} contains no words: its values, such as {quoted(first_word)}, end with "
+            "numbers or are equal within each sentence; remove the numbers or the column"
         )
     prefix = match[0] if (match := _LANGUAGE.match(first_word)) else ""
     if prefix and all(word.startswith(prefix) and word != prefix for word in itertools.chain(*words)):

@@ -181,7 +181,7 @@ def _sorted_tags(words: TaggedText, file: str) -> list[str]:
     elif unclear := sorted(tags if all(map(is_integer, tags)) else filter(_OTHER_SCHEME.match, tags)):
         logger.warning(
             f"entities of {file} are not scored, because its tags are numbers or of an unknown scheme, such as "
-            f"{quoted(unclear[0])}; if they mean entities, write O, B-TYPE and I-TYPE"
+            f"{quoted(unclear[0])}; if the tags mark entities, write O, B-TYPE and I-TYPE"
         )
     return sorted(sort_labels(tags), key=lambda tag: tag != OUTSIDE)
 
