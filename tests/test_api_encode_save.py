@@ -136,7 +136,9 @@ def test_encode_follows_the_modules_of_a_sentence_transformers_folder(pretrained
         ({}, {}, 40),
     ],
 )
-def test_length_of_texts_is_that_of_the_module_or_the_tokenizer(limits, config, expected, pretrained, tmp_path):
+def test_max_seq_len_comes_from_the_module_the_tokenizer_or_the_position_table(
+    limits, config, expected, pretrained, tmp_path
+):
     folder = sentence_transformer(pretrained, tmp_path / "model", MEAN, **limits)
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", **config})
     checkpoint = read_checkpoint(folder)

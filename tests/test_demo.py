@@ -21,7 +21,7 @@ def docstrings(monkeypatch):
     return docstrings
 
 
-def test_order_of_modules_does_not_depend_on_their_folder(docstrings):
+def test_sort_key_of_a_module_does_not_depend_on_the_folder_of_the_environment(docstrings):
     import docstring_labels
 
     names = [f"lib/python3/site-packages/numpy/{name}.py" for name in "abc"]

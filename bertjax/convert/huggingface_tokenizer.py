@@ -142,7 +142,7 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
         vocabulary = dataclasses.replace(vocabulary, pair_separators=separators[0], end_separators=separators[1])
     if lower_case not in (None, vocabulary.lower_case):
         option = "--uncased" if lower_case else "--cased"
-        raise UsageError(f"{option} cannot change {folder / TOKENIZER}, which defines the case itself; omit {option}")
+        raise UsageError(f"{option} has no effect on {folder / TOKENIZER}, which sets lower-casing; omit {option}")
     return vocabulary, notes
 
 

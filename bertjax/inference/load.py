@@ -221,7 +221,8 @@ def with_params_and_output_layer(
         raise UsageError(f"unknown output kind {output_kind!r}; use one of {', '.join(OUTPUT_KINDS)}")
     if output_kind and f"{CLASSIFIER}/bias" not in arrays:
         raise UsageError(f"params lacks {CLASSIFIER!r}, the output layer for output_kind={output_kind!r}; add it")
-    # Reject feature heads, because the new output layer would use the last layer instead of the head's features.
+    # Reject models with `config.feature_head`: the new output layer would read the encoder's last hidden states instead
+    # of the output of the feature head.
     check_portable(model.model_description, model.path)
     names = tuple(map(str, labels))
     checkpoint = PortableCheckpoint(model.config, arrays, model.vocabulary, output_kind, names, embedder=model.embedder)

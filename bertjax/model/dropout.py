@@ -110,7 +110,7 @@ def block_key(key: jax.Array, block: jax.Array, num_blocks: int) -> jax.Array:
 
 
 def _on_key(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Adapts a function that derives Threefry keys, such as `fold_in`, to block keys. The block does not change."""
+    """Makes a function of Threefry keys, such as `fold_in`, work on block keys (`_BLOCK_KEY`), and keep their block."""
 
     def apply(data: jax.Array, argument: Any) -> jax.Array:
         words = jax.random.key_data(function(jax.random.wrap_key_data(data[:2], impl="threefry2x32"), argument))

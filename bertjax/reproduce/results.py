@@ -165,8 +165,8 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
     lost = sorted({*(kept or ())} - outcomes.keys())
     if lost:
         raise UsageError(
-            f"--keep {file} contains {len(lost)} runs that would be lost, such as {lost[0]}; use a different file, "
-            f"or add --results {file} and name all of its tables"
+            f"--keep {file} would remove {len(lost)} runs from this file, such as {lost[0]}; use a different file, or "
+            f"add --results {file} and name all tables in it"
         )
     seconds = {name: round(value, 1) for name, value in sorted(results.seconds.items()) if name in outcomes}
     write_json(file, {"tables": tables, "seconds": seconds, "runs": outcomes})

@@ -86,7 +86,7 @@ def scale_of(args: Mapping[str, Any]) -> Scale:
 def start(scale: Scale, args: Mapping[str, Any], model: str, seed: int = 1) -> Run:
     """Returns the run whose checkpoint initializes fine-tuning of `model`, which is `base` or `large`.
 
-    The run is the released checkpoint that the table's arguments `args` set for `model`, or else a pre-training run.
+    If `args[model]` names a released checkpoint, the run represents this checkpoint. Else it is a pre-training run.
     """
     if checkpoint := args[model]:
         released = load_released(checkpoint)
@@ -103,7 +103,7 @@ def scale_note(scale: Scale, args: Mapping[str, Any]) -> str:
 
 
 def model_notes(scale: Scale, args: Mapping[str, Any]) -> list[str]:
-    """Returns notes that name the models of the rows BASE and LARGE."""
+    """Returns the notes of a table that describe its models BASE and LARGE."""
     notes = []
     for model in RELEASED:
         text = getattr(scale, model)

@@ -123,12 +123,12 @@ class Task:
 
     # Evaluation
     eval_batch_size: int  # rows of the global evaluation batch, a multiple of the number of data shards
-    eval_every: int  # steps between evaluations; the last step is always evaluated (0: never)
+    eval_every: int  # steps between evaluations, besides the one after the last step (0: no evaluations)
     eval_first = False  # whether to evaluate before the first step as well
     num_eval_batches = 0  # batches per evaluation, for the progress bar (0: unknown); `eval_batches` may set it
     best_metric: Metric | None = None  # evaluation metric that selects the best checkpoint (None: use the newest one)
     labels: Sequence[str] = ()  # names of the classes or tags by id, for `class_reports`
-    accepts_any_encoder = False  # whether `evaluate` accepts all checkpoints that contain the model's parameters
+    accepts_any_encoder = False  # whether `evaluate` accepts checkpoints of other models with the same encoder
     evaluation_problem = ""  # error message of `train` and `evaluate` if the evaluation data cannot be used
 
     # Start from a checkpoint (`--init_from`)

@@ -239,7 +239,7 @@ def test_heads_are_reported(letters, tmp_path, log_lines):
     assert log_lines[0].endswith("heads: pooler")
 
 
-def test_output_folder_of_trainer_needs_one_of_its_checkpoints(tmp_path):
+def test_output_folder_of_trainer_is_refused_with_its_newest_checkpoint_as_advice(tmp_path):
     for step, seconds in ((500, 1), (1000, 2)):
         (tmp_path / f"checkpoint-{step}").mkdir()
         os.utime(tmp_path / f"checkpoint-{step}", (seconds, seconds))

@@ -293,7 +293,7 @@ def test_exported_tagging_model_has_the_token_ids_of_its_training(folder, tmp_pa
     experiment = f"text:kind=tags,train={tmp_path}/train.jsonl"
     flags = [f"--config.{field}" for field in ("steps=1", "data.seq_len=16", "data.batch_size=8")]
     cli.main(["train", f"--config={experiment}", f"--init_from={folder}", f"--workdir={run}", *flags])
-    assert capfd.readouterr().err.count("tokenizing words with a leading space") == 1
+    assert capfd.readouterr().err.count("adding a space before each word") == 1
     task = build_task(experiment_config(experiment, flags, find_checkpoint(checkpoint)), train=True)
     trained = task.train_examples
     ids = np.split(trained.tokens["input_ids"], trained.offsets[1:-1])

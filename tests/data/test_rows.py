@@ -143,7 +143,9 @@ def expected_number(lengths, rate, max_predictions):
 
 @pytest.mark.parametrize("choice", [{}, {"whole_word": True}, {"max_span": 4}])
 @pytest.mark.parametrize("rate, max_predictions", [(0.15, 20), (0.25, 12), (0.15, 3), (1.0, 40)])
-def test_as_many_ordinary_tokens_are_masked_as_the_rate_says(vocabulary, choice, rate, max_predictions):
+def test_number_of_masked_tokens_follows_the_rate_and_special_tokens_are_not_masked(
+    vocabulary, choice, rate, max_predictions
+):
     masking = Masking(rate=rate, **choice)
     ids, lengths, inputs, positions, originals, weights = masked(vocabulary, masking, max_predictions)
     used = weights == 1

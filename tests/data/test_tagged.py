@@ -250,7 +250,7 @@ def test_word_in_several_windows_is_labeled_in_the_one_with_most_context(tokeniz
         assert contexts[labeled_in] == max(contexts.values())
 
 
-def test_special_tokens_are_one_token_and_words_without_pieces_are_unknown(tokenizer, tmp_path):
+def test_special_token_stays_one_token_and_a_word_without_tokens_becomes_unk(tokenizer, tmp_path):
     examples, places = encode(read(tmp_path, "[MASK] O\n\u200b I-LOC\nb O\n"), tokenizer)
     assert gather_labels(examples, places) == [[0, 1, 0]]
     assert tokenizer.pieces(examples.tokens["input_ids"]) == ["[CLS]", "[MASK]", "[UNK]", "b", "[SEP]"]

@@ -83,7 +83,7 @@ def test_each_of_several_positives_is_one_example_with_all_negatives(letters, tm
     examples, _, stats = read(tmp_path, letters, rows, ("q", "pos", "neg"), "")
     assert examples.strings == ["x", "y", "x y", "x z", "x", "z", "x y", "x z"]
     assert stats.noted["with several positives, which become one row each"]["rows"] == 1
-    # In CSV, lists are text.
+    # CSV files contain lists as text, such as `['x', 'y']`. The result must be the same.
     as_text = [{name: str(value) for name, value in row.items()} for row in rows]
     assert read(tmp_path, letters, as_text, ("q", "pos", "neg"), "")[0].strings == examples.strings
     with pytest.raises(UsageError, match="line 1: pos is a list; only the last column"):

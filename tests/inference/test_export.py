@@ -69,7 +69,7 @@ def embedder(letters, tmp_path_factory):
     )
     embedder = SentenceEmbedder(modules, 8, max_seq_len=12, lower_case=True, truncate_dim=5)
     folder = tmp_path_factory.mktemp("embedder")
-    # The tokenizer is cased and knows no capitals, so the embedder's `lower_case` must lower-case the text.
+    # The tokenizer does not lower-case, and its vocabulary has no capitals, so the embedder must lower-case the text.
     vocabulary = load_vocabulary(letters, lower_case=False)
     huggingface.write(dataclasses.replace(random_checkpoint(letters), vocabulary=vocabulary, embedder=embedder), folder)
     return folder

@@ -91,7 +91,7 @@ def test_results_file_gives_the_same_table_as_the_results_folder(results, tmp_pa
     text.write_text("mine")
     for keep, source, message in (
         (text, results, "is not a results file"),
-        (saved, tmp_path / "none", "contains 2 runs that would be lost, such as cola/first"),
+        (saved, tmp_path / "none", "would remove 2 runs from this file, such as cola/first"),
     ):
         assert message in refused(capfd, "table", "5", f"--results={source}", f"--keep={keep}")
     assert text.read_text() == "mine" and json.loads(saved.read_text()) == content

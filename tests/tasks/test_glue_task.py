@@ -261,7 +261,7 @@ def test_classes_of_a_converted_checkpoint_are_matched_by_name(glue, letters, tm
     assert "was trained with labels entailment, contradiction, but the config uses" in capfd.readouterr().err
 
 
-def test_texts_have_the_names_of_tfds_features():
+def test_text_columns_are_the_text_features_of_tfds():
     configs = {config.name: [*config.text_features] for config in Glue.BUILDER_CONFIGS}
     for name, spec in SPECS.items():
         assert [*(spec.tfds_texts or spec.texts)] == configs[name], name

@@ -177,7 +177,7 @@ def test_checkpoint_that_training_replaces_while_it_is_read_is_not_called_damage
             read(checkpoint)
 
 
-def test_lost_process_is_not_damage(monkeypatch):
+def test_error_of_a_lost_process_is_not_reported_as_a_damaged_checkpoint(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     for message in ("Gloo all-reduce failed: Connection closed", "Timed out while waiting for async_write barrier."):
         with pytest.raises(ValueError, match=message):

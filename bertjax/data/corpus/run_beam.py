@@ -164,7 +164,8 @@ def _encode(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> Iterator[Sha
 
 def _merge(shards: list[Shard], heldout_fraction: float, folder: AnyPath) -> Iterator[tuple]:
     """Yields the arguments of `write_array` for each array."""
-    shards = sorted(shards, key=attrgetter("path"))  # Restore text order: paths end with the names of chunks.
+    # Sort by path to restore the order of the text, because paths end with chunk names, which sort in this order.
+    shards = sorted(shards, key=attrgetter("path"))
     heldout_below, entries = plan_splits(shards, heldout_fraction)
     write_json(folder / "work" / _PLAN, entries)
     for split, array in itertools.product(store.SPLITS, store.ARRAYS):

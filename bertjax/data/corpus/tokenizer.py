@@ -141,7 +141,8 @@ class Tokenizer:
         alone, later = self.encode("a"), self.encode("b a")
         if alone and self.vocabulary.pieces[alone[0]].startswith(marker) and later[-len(alone) :] == alone:
             return ""
-        # ByteLevel replaces spaces after the prefix is added, so add a space. Others replace spaces before that.
+        # ByteLevel turns spaces into its marker after the prefix is added, so the prefix is a space. Other tokenizers
+        # do this before the prefix is added, so the prefix is the marker itself.
         return " " if marker == BYTE_LEVEL_START else marker
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:

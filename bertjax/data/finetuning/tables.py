@@ -1,4 +1,4 @@
-"""Readers of TSV, CSV and JSON Lines files, which count irregular rows, and a writer."""
+"""Reading and writing of TSV, CSV and JSON Lines files. Readers count irregular rows."""
 
 import csv
 import dataclasses

@@ -188,10 +188,11 @@ def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats
 def _tag_column(rows: list[list[str]], is_indexed: bool, path: Path) -> int:
     """Returns the index of the tag column, counted from the end.
 
-    Of several tag columns, the last one with entities is used. Chunks, such as NP, are not entities. If no column has
-    entities, the last column is used. Nested entities have one column per level. The first of these columns, the outer
-    level, is then used. Columns are levels if they share an entity type, or if the file has an index, a word and two
-    tags (GermEval).
+    Of several tag columns, the first that exists in this order is used:
+      1. The outer entities of nested entities, which are in the first of their columns. Columns contain nested
+         entities if they share an entity type, or if the file has an index, a word and two tags (GermEval).
+      2. The last column with entities. Chunks, such as NP, are not entities.
+      3. The last column.
     """
     types: dict[int, set[str]] = {}
     width = len(rows[0]) if len({*map(len, rows)}) == 1 else 0

@@ -322,9 +322,9 @@ def _fields(embedder: SentenceEmbedder, folder: AnyPath, embed: EmbedOptions) ->
         return {**values, "pooling": POOLINGS[modes[0]], "normalize": "true" if others else "false"}
     if AUTO in (embed.pooling, embed.normalize):
         raise UsageError(
-            f"{folder} has {embedder.refusal or listed(map(str, embedder.modules))}; a task supports one mean, cls or "
-            "lasttoken pooling, one Dense with Identity or Tanh, and Normalize. Use `bertjax encode`, or set "
-            "config.embed.pooling and config.embed.normalize to replace the modules"
+            f"{folder} has {embedder.refusal or listed(map(str, embedder.modules))}; training and evaluation support "
+            "one Pooling (mean, cls or lasttoken), one Dense (Identity or Tanh) and Normalize; use `bertjax encode`, "
+            "or set config.embed.pooling and config.embed.normalize to replace the modules"
         )
     return values
 

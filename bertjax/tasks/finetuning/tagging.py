@@ -87,7 +87,9 @@ class TaggingTask(FinetuningTask):
         self.labels = saved_labels(self.config.data.labels, TAGS) or ()
         if prefix := self.tokenizer.missing_prefix:
             # Add a space before words, because F1 on CoNLL-2003 is lower without it (AnswerDotAI/ModernBERT#149).
-            logger.info("tokenizing words with a leading space, in exports too; the original tokenizer adds no space")
+            logger.info(
+                "adding a space before each word, unlike the original tokenizer; exported tokenizers do so, too"
+            )
             self.vocabulary = dataclasses.replace(self.vocabulary, prefix=prefix)
             self.tokenizer = Tokenizer(self.vocabulary)
         super().load(train or not self.labels)

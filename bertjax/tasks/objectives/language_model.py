@@ -50,7 +50,7 @@ class LanguageModeling(PretrainingObjective):
         return dict.fromkeys(self.loss_weights, total)
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
-        """Returns the metrics of predicting the token frequencies of the training data at every position."""
+        """Returns the metrics of a unigram baseline, which predicts the training data's token frequencies."""
         from bertjax.data.pretraining.baseline import token_frequency_baseline
 
         # Exclude the first and the last token of each row, [CLS] and [SEP].

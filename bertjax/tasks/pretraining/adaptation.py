@@ -111,8 +111,8 @@ class AdaptationTask(PretrainingTask):
 
 
 def _corpus_steps(phase: Phase, step: int, count: Callable[[int], int]) -> tuple[Phase, int]:
-    """Converts `step`, and the steps of `phase`, from steps of the run to steps of one corpus.
+    """Converts `step`, and the start and stop of `phase`, from the run's step counter to the counter of one corpus.
 
-    `count` maps a step of the run to the number of earlier batches from this corpus.
+    `count(step)` is the number of batches that come from this corpus before `step`.
     """
     return dataclasses.replace(phase, start_step=count(phase.start_step), stop_step=count(phase.stop_step)), count(step)
