@@ -108,7 +108,8 @@ class Encoder(nn.Module):
         is_local = np.array(config.is_local_layer) if config.local_attention else None
         has_norm = None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0
         per_layer, shared = LayerInputs(is_local, has_norm), SharedInputs(sequence_ids, rotations(config, position_ids))
-        # Apply TransformerLayer N times by `nn.scan`, as the submodule `layers` with stacked parameters.
+        # `run_layers` applies `nn.scan` to TransformerLayer. Each of the N layers gets its slice of `per_layer`, its
+        # own dropout key and parameters (stacked in the submodule `layers`), and all of `shared`.
         x, layers = run_layers(self, TransformerLayer, layer_fields, x, per_layer, shared, collect=collect_layers)
         if config.norm_first:
             x = make_norm(config, "final_norm")(x)
@@ -150,36 +151,30 @@ class TransformerLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, layer: LayerInputs, shared: SharedInputs) -> tuple[jax.Array, jax.Array | None]:
-        def dropout_key() -> jax.Array | None:
-            return None if self.deterministic else self.make_rng("dropout")
+        config = self.config
+
+        def residual(
+            x: jax.Array, sublayer: Callable[[jax.Array], jax.Array], norm_name: str, has_norm: jax.Array | None = None
+        ) -> jax.Array:
+            """Returns norm(x + dropout(sublayer(x))) or, with `norm_first`, x + dropout(sublayer(norm(x))).
+
+            The norm is skipped where `has_norm`, a bool scalar, is False.
+            """
+            key = None if self.deterministic else self.make_rng("dropout")
+            norm = make_norm(config, norm_name, recompute=not remats_layers(config))
+            normed = x
+            if config.norm_first:
+                normed = norm(x) if has_norm is None else jnp.where(has_norm, norm(x), x)
+            total = checkpoint_name(x + dropout(sublayer(normed), config.hidden_dropout_prob, key), RESIDUAL)
+            return with_logical_constraint(total if config.norm_first else norm(total), ACTIVATION_AXES)
 
         def attend(x: jax.Array) -> jax.Array:
-            attention = SelfAttention(self.config, self.attention, name="attention")
+            attention = SelfAttention(config, self.attention, name="attention")
             return attention(x, layer, shared, self.deterministic)
 
-        x = residual(self.config, x, attend, dropout_key(), "attention_norm", layer.has_attention_norm)
-        x = residual(self.config, x, partial(feed_forward, self.config), dropout_key(), "mlp_norm")
+        x = residual(x, attend, "attention_norm", layer.has_attention_norm)
+        x = residual(x, partial(feed_forward, config), "mlp_norm")
         return x, x if self.collect else None
-
-
-def residual(
-    config: ModelConfig,
-    x: jax.Array,
-    sublayer: Callable[[jax.Array], jax.Array],
-    key: jax.Array | None,
-    name: str,
-    has_norm: jax.Array | None = None,
-) -> jax.Array:
-    """Returns norm(x + dropout(sublayer(x))) or, with `norm_first`, x + dropout(sublayer(norm(x))).
-
-    Dropout is off if `key` is None. The norm `name` is skipped where `has_norm`, a bool scalar, is False.
-    """
-    norm = make_norm(config, name, recompute=not remats_layers(config))
-    normed = x
-    if config.norm_first:
-        normed = norm(x) if has_norm is None else jnp.where(has_norm, norm(x), x)
-    total = checkpoint_name(x + dropout(sublayer(normed), config.hidden_dropout_prob, key), RESIDUAL)
-    return with_logical_constraint(total if config.norm_first else norm(total), ACTIVATION_AXES)
 
 
 class SelfAttention(nn.Module):
@@ -196,10 +191,8 @@ class SelfAttention(nn.Module):
 
         def project(name: str, num_heads: int) -> jax.Array:  # [B, L, H, K]
             heads = (num_heads, config.head_size)
-            dense = Dense(
-                config, heads, ("embed", "heads", "head"), flat=True, use_bias=config.attention_bias, name=name
-            )
-            y = dense(x)
+            axes = ("embed", "heads", "head")
+            y = Dense(config, heads, axes, flat=True, use_bias=config.attention_bias, name=name)(x)  # [B, L, H * K]
             y = checkpoint_name(y, QKV).reshape(*y.shape[:-1], *heads)
             num_queries = config.num_attention_heads // num_heads  # number of query heads per key head
             return jnp.repeat(y, num_queries, axis=2) if num_queries > 1 else y
@@ -260,7 +253,7 @@ def rotate(config: ModelConfig, states: jax.Array, rotations: jax.Array, is_loca
     cosine, sine = rotations[0 if is_local is None else is_local.astype(jnp.int32)]  # [B, L, 1, K / 2] each
     if config.position_embedding_type == ROTARY:
         first, second = jnp.split(states.astype(jnp.float32), 2, axis=-1)
-    else:
+    else:  # rotary_pairs
         pairs = states.astype(jnp.float32).reshape(*states.shape[:-1], -1, 2)
         first, second = pairs[..., 0], pairs[..., 1]
     rotated = first * cosine - second * sine, second * cosine + first * sine

@@ -103,8 +103,8 @@ class LstmLayer(nn.Module):
     def __call__(self, x: jax.Array, layer_inputs: None, sequence_ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         key = None if self.deterministic else self.make_rng("dropout")
         y = Lstm(self.config, x.shape[-1], self.direction, name="lstm")(x, sequence_ids)
-        # Do not use `encoder.residual`, because remat policies would save its named activation and so change the
-        # rounding of gradients.
+        # Do not give the sum a `checkpoint_name` as in `TransformerLayer`, because remat policies would save it and so
+        # change the rounding of gradients.
         norm = make_norm(self.config, "norm", recompute=not remats_layers(self.config))
         x = norm(x + dropout(y, self.config.hidden_dropout_prob, key))
         x = with_logical_constraint(x, ACTIVATION_AXES)

@@ -111,37 +111,36 @@ class Task:
     objective: Objective
     total_steps: int
     warmup_steps: int  # steps of linear learning-rate warm-up
-    # Whether `total_steps` and `warmup_steps` are known. They are placeholders if the task was built without data, for
-    # `bertjax describe` and `bertjax plan`.
-    has_schedule = True
     # Rows of the global batch of each training phase, multiples of data shards times micro-batches (default: no
     # training data). A phase is a range of steps with one batch shape.
     batch_sizes: tuple[int, ...] = ()
     steps_per_epoch = 0  # 0: the task has no epochs
     checkpoint_every: int  # steps between checkpoints, at least 1; the last step is always saved
-    cost_excludes_encoder = False  # whether `full_cost_before` counts only the head, because features are cached
 
     # Evaluation
     eval_batch_size: int  # rows of the global evaluation batch, a multiple of the number of data shards
     eval_every: int  # steps between evaluations, besides the one after the last step (0: no evaluations)
     eval_first = False  # whether to evaluate before the first step as well
-    num_eval_batches = 0  # batches per evaluation, for the progress bar (0: unknown); `eval_batches` may set it
     best_metric: Metric | None = None  # evaluation metric that selects the best checkpoint (None: use the newest one)
+
+    # Parameters and data
+    # Names of the top-level parameters above the encoder (default: pre-training). Training from `--init_from`
+    # initializes them randomly, unless the checkpoint has an output layer with the same labels.
+    reinit_params: tuple[str, ...] = ()
+    data_hash = ""  # SHA-256 of the data (default: no data); a run cannot resume if the data at the same path changed
+    notes: tuple[str, ...] = ()  # log lines about the data
+
+    # Used by single tasks or commands
+    # Whether `total_steps` and `warmup_steps` are known. They are placeholders if the task was built without data, for
+    # `bertjax describe` and `bertjax plan`.
+    has_schedule = True
+    num_eval_batches = 0  # batches per evaluation, for the progress bar (0: unknown); `eval_batches` may set it
     labels: Sequence[str] = ()  # names of the classes or tags by id, for `class_reports`
     accepts_any_encoder = False  # whether `evaluate` accepts checkpoints of other models with the same encoder
     evaluation_problem = ""  # error message of `train` and `evaluate` if the evaluation data cannot be used
-
-    # Start from a checkpoint (`--init_from`)
-    # Names of the top-level parameters above the encoder (default: pre-training). They are randomly initialized, unless
-    # the checkpoint has an output layer with the same labels.
-    reinit_params: tuple[str, ...] = ()
-    # Whether batches contain features that the checkpoint's encoder computed before training. If so, the run cannot
-    # resume with a different checkpoint in `--init_from`.
+    # Whether batches contain features that the checkpoint's encoder computes before training. If so, `full_cost_before`
+    # counts only the head, and the run cannot resume with a different checkpoint in `--init_from`.
     has_cached_features = False
-
-    # Data
-    data_hash = ""  # SHA-256 of the data (default: no data); a run cannot resume if the data at the same path changed
-    notes: tuple[str, ...] = ()  # log lines about the data
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config

@@ -53,7 +53,6 @@ def build_training_task(config: RunConfig, init_from: epath.Path | None) -> Task
         if examples is not None:
             tokens = {**examples.tokens, CACHED_FEATURES: _cached_features(task.config, init_from, examples)}
             setattr(task, name, dataclasses.replace(examples, tokens=tokens))
-    task.has_cached_features = True
     return task
 
 

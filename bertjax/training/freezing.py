@@ -47,13 +47,13 @@ class Freezing:
         return unflatten_dict(trainable), unflatten_dict(frozen)
 
     @staticmethod
-    def merge(trainable: Any, frozen: Any) -> Any:
+    def model_params(trainable: Any, frozen: Any) -> Any:
         """Merges trainable and frozen parameters for `model.apply`, with frozen layers in a separate stack."""
         return unflatten_dict({**flatten_dict(trainable), **flatten_dict(frozen)}) if frozen else trainable
 
-    def restack(self, trainable: Any, frozen: Any) -> Any:
-        """Inverts `split`: returns the parameters in the layout of the train state, with one stack of layers."""
-        params: dict[Any, Any] = flatten_dict(self.merge(trainable, frozen))
+    def state_params(self, trainable: Any, frozen: Any) -> Any:
+        """Merges trainable and frozen parameters for the train state, with one stack of layers. Inverts `split`."""
+        params: dict[Any, Any] = flatten_dict(self.model_params(trainable, frozen))
         for path in [path for path in params if FROZEN_LAYERS in path]:
             lower, stack = params.pop(path), _renamed(path, FROZEN_LAYERS, LAYERS)
             params[stack] = jnp.concatenate([lower, params[stack]]) if stack in params else lower

@@ -133,7 +133,7 @@ def make_train_step(
         )
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
-        # If nothing is frozen, as usual, `frozen` is {}, and `merge` and `restack` return `trainable`.
+        # If nothing is frozen, as usual, `frozen` is {}, and `model_params` and `state_params` return `trainable`.
         trainable, frozen = freezing.split(state.params)
         denominators = objective.denominators(batch)
         trains_only_head = head_only and ENCODER in trainable
@@ -141,7 +141,7 @@ def make_train_step(
         def loss_fn(trainable: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
             if trains_only_head:  # Do not use `freezing`, because later steps need the encoder's optimizer state.
                 trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
-            sums, _ = objective.compute(freezing.merge(trainable, frozen), micro_batch, dropout_key)
+            sums, _ = objective.compute(freezing.model_params(trainable, frozen), micro_batch, dropout_key)
             weights = objective.loss_weights
             # Return the loss to differentiate. Logged losses are means over several steps, see `metric_means`.
             return sum(weight * sums[name][0] / denominators[name] for name, weight in weights.items()), sums
@@ -163,7 +163,7 @@ def make_train_step(
         sums = {**sums, "grad_norm": weighted_sum(grad_norm, jnp.ones(())), **non_padding_sums(batch)}
         return state.replace(
             step=state.step + 1,
-            params=freezing.restack(new_trainable, frozen),
+            params=freezing.state_params(new_trainable, frozen),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             bad_step=jnp.where(~is_finite & (state.bad_step < 0), state.step + 1, state.bad_step),

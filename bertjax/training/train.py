@@ -79,7 +79,8 @@ def train(
 
     def step_function(step: int) -> Callable[..., TrainState]:
         # `make_train_step` is cached. It builds a new function only at the start of a phase with other RoPE thetas, and
-        # after the first `head_steps` steps, which train only the parameters outside the encoder.
+        # after the first `head_steps` steps, which train only the parameters outside the encoder, with a learning-rate
+        # schedule of their own.
         objective = task.objective_at(step + 1)  # Steps are counted from 0, updates from 1.
         return make_train_step(objective, optimizer, mesh, config.grad_accum_steps, head_only=step < head_steps)
 
@@ -105,9 +106,8 @@ def train(
         history = evaluation_history(task, logged)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, logged, schedule, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
-        # Replicate the dropout key and the schedule's numbers (leaves of a pytree) on the devices of all hosts. `jit`
-        # computes them on each device. `device_put` would first run a collective to check that all hosts pass the same
-        # values.
+        # The schedule is a pytree of numbers, an argument of the step. `jit` replicates the key and the numbers on all
+        # devices. `device_put` would first run a collective to compare the values of the hosts.
         dropout_key, device_schedule = jax.jit(
             lambda: (random_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, schedule)),
             out_shardings=replicated(mesh),
@@ -146,7 +146,8 @@ def train(
         batches = task.train_batches(step, data_shard(mesh))
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
-            if 0 < step == head_steps:  # The encoder trains from here on.
+            if 0 < step == head_steps:
+                # The encoder trains from here on. Most optimizers count updates once for all moments, so all restart.
                 state = state.replace(opt_state=restart_moments(state.opt_state, config.optimizer))
             with profiler.step(step):
                 state = step_function(step)(state, batch, dropout_key, device_schedule)
@@ -155,24 +156,23 @@ def train(
             profiler.step_done(step, state)
             heartbeat()
             done = step == task.total_steps
-            # `stop_requested` takes the step, so that all hosts stop after the same step.
-            stopped = stop_requested(step)
-
             if not saves_first:
                 evaluate_if_due(state, step)
                 done = done or history.is_out_of_patience()
+            # `stop_requested` takes the step, so that all hosts stop after the same step.
+            stopped = not done and stop_requested(step)
             # Log before saving, because a checkpoint contains the metric sums since the last logged step. Otherwise, a
             # resumed run would log these steps again.
             if done or step % config.log_every == 0:
                 state = _log_and_reset(task, state, step, progress)
             if done or stopped or step % task.checkpoint_every == 0 or history.is_best_at(step):
                 save(state, step)
-            if saves_first and (done or not stopped):
+            if saves_first and not stopped:
                 evaluate_if_due(state, step)
 
         checkpoints.wait()
         heartbeat()
-        if stopped and not done:
+        if stopped:
             logger.info(f"stopped by a signal; saved step {step:,}; run the same command to resume")
             return {"step": step, "stopped": True, **history.metrics_at(step)}
         _check_data_files(task, wait=True)

@@ -1,6 +1,6 @@
 """Masked LM, with or without next-sentence prediction (section 3.1 of the paper).
 
-`model/encoder.py` explains axis letters.
+`data/pretraining/masking.py` selects the tokens to mask, anew in each epoch. `model/encoder.py` explains axis letters.
 """
 
 import dataclasses

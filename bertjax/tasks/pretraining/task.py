@@ -39,8 +39,9 @@ class PretrainingTask(Task):
     `config.data.objective` selects the objective class from `OBJECTIVES` in `tasks/pretraining/config.py` (default:
     `MaskedLm`), see `PretrainingObjective`.
 
-    `phases` are ranges of steps with one batch shape (in the paper, length 128, then 512). Each phase has its own
-    objective, because the RoPE thetas of the model may differ. `objective` is the objective of the last phase.
+    `phases` are ranges of steps with one batch shape (in the paper, length 128, then 512). By default, the batches of
+    all phases have the same number of tokens. Each phase has its own objective, because the RoPE thetas of the model
+    may differ. `objective` is the objective of the last phase.
     """
 
     eval_first = True
