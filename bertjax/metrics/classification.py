@@ -84,6 +84,13 @@ METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
     **{"pearson": pearson, "spearman": spearman, "squared_error": squared_error, "subset_accuracy": subset_accuracy},
 }
 
+# Names of the metrics of a user's table, keyed by kind of label. The first one selects the best checkpoint.
+METRICS_OF_KIND: Mapping[str, tuple[str, ...]] = {
+    "classes": ("accuracy", "macro_f1", "matthews"),
+    "number": ("pearson", "spearman"),
+    "multilabel": ("micro_f1", "macro_f1", "subset_accuracy"),
+}
+
 
 def scores(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Computes the named `METRICS` on the rows with a known label. Returns {} if there are no such rows."""

@@ -14,6 +14,7 @@ from bertjax.data.finetuning.labeled_text import Target, is_multi_hot
 from bertjax.data.finetuning.tables import ReadStats, Row, escape_line, read_table
 from bertjax.data.finetuning.tagged import TaggedText, read_tagged_rows
 from bertjax.errors import UsageError, listed, quoted
+from bertjax.metrics.classification import METRICS_OF_KIND
 from bertjax.model.config import ModelConfig
 from bertjax.model.models import SequenceModel
 from bertjax.tasks.finetuning import splits
@@ -29,12 +30,6 @@ from bertjax.utils.sections import bounded
 
 logger = logging.getLogger(__name__)
 
-# Names in `bertjax.metrics.classification.METRICS`, keyed by kind of label. The first one selects the best checkpoint.
-_METRICS = {
-    "classes": ("accuracy", "macro_f1", "matthews"),
-    "number": ("pearson", "spearman"),
-    "multilabel": ("micro_f1", "macro_f1", "subset_accuracy"),
-}
 _MISSING_DATA = "no data; set --config.data.train_file=FILE and --config.data.dev_file=FILE"
 # Labels that occur only once may be texts. Warn if they fill half of the rows of a file with at least `_MIN_ROWS` rows,
 # or have more than `_MAX_WORDS` words.
@@ -95,7 +90,7 @@ class TextData(TableData):
     """
 
     second_text: str = ""
-    kind: str = bounded("classes", choices=tuple(_METRICS))
+    kind: str = bounded("classes", choices=tuple(METRICS_OF_KIND))
     label_separator: str = ","
     threshold: float = bounded(0.5, above=0, below=1)
 
@@ -139,7 +134,7 @@ class TextTask(RowsTask):
 
     def __init__(self, config: TextConfig, train: bool = True) -> None:
         data = config.data
-        self.metrics, self.sequences = _METRICS[data.kind], [[data.text, *filter(None, [data.second_text])]]
+        self.metrics, self.sequences = METRICS_OF_KIND[data.kind], [[data.text, *filter(None, [data.second_text])]]
         self.labels = () if data.kind == "number" else ("0", "1")
         if data.kind == "number":
             self.baseline_metrics = (*self.metrics, "squared_error")

@@ -218,10 +218,12 @@ class Checkpoints:
 def restore_opt_state(checkpoint: epath.Path, abstract: TrainState, optimizer: str) -> Any:
     """Restores the optimizer state of another run. Raises a UsageError if its optimizer or parameters differ."""
     metadata = read_metadata(checkpoint)
-    needed = array_shapes({"params": abstract.params, "opt_state": abstract.opt_state})
+    # Compare `params` and `opt_state`, and other fields of the saved state, such as averages. Sums may differ.
+    fields = _saved_fields(abstract, metadata)
+    needed = array_shapes({**fields, "params": abstract.params, "opt_state": abstract.opt_state, "sums": {}})
     config = load_saved_config(workdir_of(checkpoint) / "config.json")
     name = config.to_dict().get("optimizer", {}).get("name")
-    saved = {name: shape for name, shape in metadata.arrays.items() if name.startswith(("params/", "opt_state/"))}
+    saved = {name: shape for name, shape in metadata.arrays.items() if not name.startswith("sums/")}
     changes = differences(saved, needed)
     changes += [f"optimizer.name: {name} -> {optimizer}"] if name != optimizer else []
     if changes:

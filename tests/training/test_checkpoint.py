@@ -209,22 +209,22 @@ def test_checkpoint_of_another_model_is_not_resumed(workdir):
 
 def test_new_metrics_and_fields_of_the_state_have_initial_values(workdir, state):
     @flax.struct.dataclass
-    class WithAverage(TrainState):
-        average: Any = None
+    class WithDouble(TrainState):
+        double: Any = None
         off: Any = None
 
         def with_initial_params(self, params):
-            return self.replace(params=params, average=jax.tree.map(lambda x: 2 * x, params))
+            return self.replace(params=params, double=jax.tree.map(lambda x: 2 * x, params))
 
     def changed(sums):
         return {"mlm_entropy": sums["mlm_loss"], **{name: sums[name] for name in sums if name != "nsp_loss"}}
 
     abstract = abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE))
-    new = WithAverage(**{**vars(abstract), "sums": changed(abstract.sums)}, average=abstract.params)
+    new = WithDouble(**{**vars(abstract), "sums": changed(abstract.sums)}, double=abstract.params)
     restored = vars(restore(workdir, abstract=new))
     # Fields that depend on the initial parameters get those of the checkpoint.
-    sums, average = {**changed(state.sums), "mlm_entropy": np.ones(2)}, jax.tree.map(lambda x: 2 * x, state.params)
-    assert_equal(restored, {**vars(state), "sums": sums, "average": average, "off": None})
+    sums, double = {**changed(state.sums), "mlm_entropy": np.ones(2)}, jax.tree.map(lambda x: 2 * x, state.params)
+    assert_equal(restored, {**vars(state), "sums": sums, "double": double, "off": None})
 
 
 def test_architecture_field_missing_in_an_old_checkpoint_has_its_default(workdir, state):

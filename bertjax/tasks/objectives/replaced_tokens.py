@@ -44,7 +44,8 @@ class ReplacedTokens(MaskedLmOnText):
     def for_model(cls, config: ModelConfig, data: Any = None) -> Self:
         if data is None:
             return super().for_model(config)
-        return cls(ReplacedTokenModel(config, data.generator_size), data.packing, data.discriminator_weight)
+        model, weight = ReplacedTokenModel(config, data.generator_size), data.discriminator_weight
+        return cls(model, packing=data.packing, discriminator_weight=weight)
 
     @property
     def loss_weights(self) -> dict[str, float]:
