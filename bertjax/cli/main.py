@@ -36,6 +36,7 @@ COMMANDS = {
     **{"bench step": bench_step, "bench input": bench_input, "doctor": doctor},
 }
 _MAX_MESSAGE_CHARACTERS = 2000
+_NO_SPACE = "No space left on device"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -67,8 +68,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Match TensorFlow's exceptions (from `gs://` access) by module name, because importing TensorFlow is slow.
         elif type(error).__module__ == "tensorflow.python.framework.errors_impl":
             message = f"{first_line(error)}; check the path and the network, then run the same command again"
-        elif isinstance(error, OSError):
-            message = f"{error.filename or 'input or output error'}: {first_line(error)}"
+        # Some libraries do not raise an OSError if the disk is full.
+        elif isinstance(error, OSError) or (not isinstance(error, BertjaxError) and _NO_SPACE in str(error)):
+            message = f"{getattr(error, 'filename', None) or 'input or output error'}: {first_line(error)}"
         elif not isinstance(error, BertjaxError):
             raise
         logger.debug("traceback of the error:", exc_info=error)

@@ -52,6 +52,7 @@ def train(args: argparse.Namespace) -> None:
             init_from,
             profile_steps=args.profile,
             trackers=args.tracker,
-            keep_optimizer=args.keep_optimizer,
+            # Without the checkpoint, `open_init_checkpoint` allows only a resume, which does not need it.
+            keep_optimizer=args.keep_optimizer and (init_from is not None or not args.init_from),
         )
         print_result(result)

@@ -24,7 +24,7 @@ from bertjax.inference.load import LoadedModel
 from bertjax.model.config import AUTO, LEFT, ModelConfig
 from bertjax.model.heads import Pooler
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
-from bertjax.utils.io import atomic_file, check_free_space
+from bertjax.utils.io import atomic_file, check_free_space, reserve_blocks
 from bertjax.utils.json_files import read_object
 from bertjax.utils.terminal import progress_bar
 
@@ -231,6 +231,7 @@ class VectorEncoder:
         check_free_space(path.parent, 4 * shape[0] * shape[1], str(path))
         with atomic_file(path) as temporary:
             vectors, end = np.lib.format.open_memmap(temporary, "w+", np.float32, shape=shape), 0
+            reserve_blocks(temporary)
             for number in range(metadata.get("shards", 0)):
                 with np.load(folder / f"{number:05}.npz") as shard:
                     start, end = end, end + num_texts(shard)

@@ -79,7 +79,9 @@ def export(source: str, destination: str, overwrite: bool = False) -> None:
     modules = {ENCODER, MASKED_LM} if names == (_LOGITS,) else {ENCODER}
     exported = checkpoint.modules if checkpoint.output_kind else modules
     params = {path: array for path, array in checkpoint.params.items() if path.split("/")[0] in exported}
-    engine = _make_tokenizer(checkpoint)
+    engine, tokenizer_file = _make_tokenizer(checkpoint), target.with_suffix(TOKENIZER_SUFFIX)
+    if tokenizer_file.exists() and not overwrite and tokenizer_file.read_bytes() != engine.to_str().encode():
+        raise UsageError(f"{tokenizer_file} exists and differs; choose another file, or replace it with --overwrite")
     checkpoint = dataclasses.replace(checkpoint, params=params)
     num_bytes = sum(array.nbytes for array in params.values())
     if num_bytes > _MAX_BYTES:
@@ -104,7 +106,7 @@ def export(source: str, destination: str, overwrite: bool = False) -> None:
                 f"{target.name} would differ from bertjax by {difference:.1e}, more than {TOLERANCE:.0e}; it is not "
                 "written; use the other format or bertjax convert"
             )
-        write_atomic(target.with_suffix(TOKENIZER_SUFFIX), engine.to_str())
+        write_atomic(tokenizer_file, engine.to_str())
     logger.info(f"{', '.join(names)}: differs from bertjax by at most {difference:.1e}")
 
 

@@ -31,7 +31,14 @@ from bertjax.training.checkpoint import saved_fingerprint
 from bertjax.training.checkpoint_config import checkpoint_model
 from bertjax.training.parameters import load_params_on_host
 from bertjax.training.sharding import jit_on_mesh, make_mesh, replicated
-from bertjax.utils.io import CACHE_DIR_VARIABLE, atomic_file, cache_dir, check_free_space, remove_temporaries
+from bertjax.utils.io import (
+    CACHE_DIR_VARIABLE,
+    atomic_file,
+    cache_dir,
+    check_free_space,
+    remove_temporaries,
+    reserve_blocks,
+)
 from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -79,6 +86,7 @@ def _cached_features(config: FinetuningConfig, checkpoint: epath.Path, examples:
         hidden_states_of = make_hidden_states_fn(model, params, mesh, layers, max(8, int(np.diff(offsets).max())))
         with atomic_file(path) as unfinished, progress_bar("features", len(offsets) - 1, " texts") as bar:
             features = np.memmap(unfinished, np.float32, "w+", shape=shape)
+            reserve_blocks(unfinished)
             for index, states in hidden_states_of(examples):
                 features[offsets[index] : offsets[index + 1]] = states
                 bar.update()

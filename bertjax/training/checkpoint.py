@@ -9,9 +9,8 @@ import contextlib
 import dataclasses
 import logging
 import math
-import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -22,7 +21,7 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from bertjax.config.fields import differences
 from bertjax.config.load import load_saved_config
-from bertjax.errors import BertjaxError, UsageError, first_line
+from bertjax.errors import BertjaxError, LostError, UsageError, first_line
 from bertjax.training.checkpoint_metadata import (
     CheckpointMetadata,
     array_shapes,
@@ -45,30 +44,32 @@ _ITEMS = ("params", "training")
 DAMAGED = "damaged_checkpoints"
 # Hosts with replicas of an array write parts of it in parallel. This is the minimum size of a part in bytes.
 _MIN_SHARED_BYTES = 1 << 20
-_SCORE = "score"
 # Characters refused in paths, because Orbax reads them as a glob pattern and would not find the checkpoint.
 _GLOB_CHARACTERS = frozenset("[]*?\\")
 
 
 @dataclasses.dataclass(frozen=True)
-class KeepPeriodic(preservation_policy.PreservationPolicy):
-    """Policy that keeps the newest checkpoint and the newest periodic checkpoints.
+class KeepBestAndPeriodic(preservation_policy.PreservationPolicy):
+    """Policy that keeps the newest checkpoint, the newest periodic checkpoints, and the one with the best score.
 
     Other checkpoints, such as those saved on a stop signal, are kept only while they are the newest.
 
     Attributes:
-      keep: number of checkpoints to keep, including the newest one.
+      keep: number of checkpoints to keep, including the newest one, besides the best one.
       every: steps between periodic checkpoints. Their steps are multiples of this number.
+      scores: score of each checkpoint by step, higher is better (None: no score). Of equal scores, the newest is best.
     """
 
     keep: int
     every: int
+    scores: Mapping[int, float | None]
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
         steps = [checkpoint.step for checkpoint in checkpoints]
         periodic = [step for step in steps[:-1] if step % self.every == 0]
         first = max(len(periodic) - self.keep + 1, 0)
-        preserved = {*steps[-1:], *periodic[first:]}
+        scored = [(score, step) for step in steps if (score := self.scores.get(step)) is not None]
+        preserved = {*steps[-1:], *periodic[first:], *(step for _, step in sorted(scored)[-1:])}
         return [step in preserved for step in steps]
 
 
@@ -78,15 +79,14 @@ class Checkpoints:
     def __init__(self, workdir: epath.Path, keep: int, model: Callable[[int], dict[str, Any]], every: int = 1) -> None:
         """Opens or creates `workdir/checkpoints`, and removes incomplete checkpoints of interrupted saves.
 
-        `keep` and `every` are the fields of `KeepPeriodic`. The checkpoint with the best score is also kept. `model`
-        returns the `model_metadata` of a step. Raises a BertjaxError if the existing checkpoints cannot be listed.
+        `keep` and `every` are fields of `KeepBestAndPeriodic`. `model` returns the `model_metadata` of a step. Moves
+        checkpoints with damaged metadata aside. Raises a BertjaxError if the existing checkpoints cannot be listed.
         """
         self._workdir, self._folder, self._model = workdir, workdir / CHECKPOINTS, model
-        score = operator.itemgetter(_SCORE)
-        best = preservation_policy.BestN(get_metric_fn=score, n=1, keep_checkpoints_without_metrics=False)
+        # Orbax stores scores, too, but without a checksum.
+        self._scores: dict[int, float | None] = {}
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=preservation_policy.AnyPreservationPolicy([KeepPeriodic(keep, every), best]),
-            best_fn=score,
+            preservation_policy=KeepBestAndPeriodic(keep, every, self._scores),
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
         )
@@ -102,6 +102,14 @@ class Checkpoints:
                 raise
             message = f"cannot list the checkpoints in {self._folder}: {first_line(error)}; move damaged ones elsewhere"
             raise BertjaxError(message) from error
+        for step in self._manager.all_steps():
+            try:
+                self._scores[step] = self._read_metadata(step).score
+            except BertjaxError as error:
+                self.move_aside(step, error)
+
+    def _read_metadata(self, step: int) -> CheckpointMetadata:
+        return read_on_all_hosts(self.path(step), lambda: read_metadata(self.path(step)))
 
     def path(self, step: int) -> epath.Path:
         """Returns the folder of a step."""
@@ -132,8 +140,8 @@ class Checkpoints:
             **{name: ocp.args.PyTreeSave(tree) for name, tree in items.items()},
             meta=ocp.args.JsonSave(metadata.as_json()),
         )
-        metrics = None if score is None else {_SCORE: score}
-        self._report_failure(lambda: self._manager.save(step, args=args, metrics=metrics))
+        self._scores[step] = score
+        self._report_failure(lambda: self._manager.save(step, args=args))
 
     def wait(self) -> None:
         """Waits until the last save is complete."""
@@ -150,7 +158,9 @@ class Checkpoints:
             if is_collective_error(error):
                 raise
             message = f"saving a checkpoint in {self._folder} failed ({first_line(error)}); {self.describe_last()}"
-            raise BertjaxError(f"{message}. Free some space or fix the cause, then run the command again") from error
+            # After a time limit, which also ends if the clock jumps, restart. Other causes need the user.
+            error_class = LostError if isinstance(error, TimeoutError) else BertjaxError
+            raise error_class(f"{message}. Free some space or fix the cause, then run the command again") from error
 
     def describe_last(self) -> str:
         """Returns a clause that names the newest complete checkpoint, for use in error messages."""
@@ -176,21 +186,13 @@ class Checkpoints:
         steps = sorted(self._manager.all_steps(), reverse=True)
         for step in steps:
             try:
-                metadata = read_on_all_hosts(self.path(step), lambda step=step: read_metadata(self.path(step)))
+                metadata = self._read_metadata(step)
                 saved = {"model": metadata.model, "architecture": metadata.architecture, "arrays": metadata.arrays}
                 run = {**self._model(step), "arrays": array_shapes(_saved_fields(abstract, metadata))}
                 changes = differences(saved, run)
                 state = None if changes else self._restore(step, metadata, abstract, init)
             except Exception as error:  # Orbax and its dependencies raise many exception types on damaged files.
-                raise_unless_damage(error, self.path(step))
-                aside = self._workdir / DAMAGED / str(step)
-                logger.info(f"checkpoint {self.path(step)} is damaged ({first_line(error)}); moved to {aside}")
-                if jax.process_index() == 0:
-                    aside.parent.mkdir(parents=True, exist_ok=True)
-                    if aside.exists():
-                        aside.rmtree()
-                    self.path(step).rename(aside)
-                self._manager.reload()
+                self.move_aside(step, error)
                 continue
             if changes:
                 message = f"checkpoint {self.path(step)} differs from this run ({'; '.join(changes)})"
@@ -200,6 +202,20 @@ class Checkpoints:
         if steps or (damaged.exists() and any(damaged.iterdir())):
             raise BertjaxError(f"all checkpoints are damaged and were moved to {damaged}; choose another --workdir")
         return None
+
+    def move_aside(self, step: int, error: Exception) -> None:
+        """Moves a checkpoint that raised `error` to `workdir/damaged_checkpoints`. Raises if it is not damaged."""
+        raise_unless_damage(error, self.path(step))
+        aside = self._workdir / DAMAGED / str(step)
+        logger.warning(
+            f"checkpoint {self.path(step)} is damaged ({first_line(error.__cause__ or error)}); moved to {aside}"
+        )
+        if jax.process_index() == 0:
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            if aside.exists():
+                aside.rmtree()
+            self.path(step).rename(aside)
+        self._manager.reload()
 
     def _restore(
         self, step: int, metadata: CheckpointMetadata, abstract: TrainState, init: Callable[[], TrainState]

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from bertjax.errors import BertjaxError, first_line
 from bertjax.metrics.report import ClassReport, log_reports
 from bertjax.tasks.task import Task
-from bertjax.training.checkpoint import CHECKPOINTS, saved_fingerprint
+from bertjax.training.checkpoint import CHECKPOINTS, Checkpoints, find_checkpoint, saved_fingerprint
 from bertjax.training.evaluation import evaluate_batches
 from bertjax.training.history import EvaluationHistory
 from bertjax.training.parameters import load_params
@@ -45,23 +45,40 @@ def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, A
         ) from error
 
 
+def load_best(workdir: epath.Path, checkpoints: Checkpoints, state: TrainState) -> tuple[epath.Path, Any]:
+    """Returns the checkpoint with the highest score, or the newest without scores, and its parameters.
+
+    Moves damaged checkpoints aside. `state` is the last train state, which was saved.
+    """
+    while True:
+        checkpoint = find_checkpoint(workdir)
+        if int(checkpoint.name) == int(state.step):
+            return checkpoint, state.eval_params
+        try:
+            return checkpoint, load_params(checkpoint, state.eval_params)
+        except BertjaxError as error:
+            checkpoints.move_aside(int(checkpoint.name), error)
+
+
 def write_results(
     task: Task,
     mesh: Mesh,
     state: TrainState,
+    params: Any,
     workdir: epath.Path,
     checkpoint: epath.Path,
     history: EvaluationHistory,
     progress: Progress,
     heartbeat: Callable[[], None],
 ) -> dict[str, Any]:
-    """Writes and logs the results of `checkpoint`, and returns its metrics. `state` is the last train state."""
+    """Writes and logs the results of `checkpoint` with parameters `params`, and returns its metrics.
+
+    `state` is the last train state.
+    """
     values = history.metrics_at(int(checkpoint.name))
     metric = task.best_metric
     reports: dict[str, ClassReport] = {}
     if task.labels and task.eval_every:
-        is_last = int(checkpoint.name) == int(state.step)
-        params = state.eval_params if is_last else load_params(checkpoint, state.eval_params)
         reports = task.class_reports(evaluate_batches(task, mesh, params, heartbeat)[1])
     if jax.process_index() != 0:
         return values

@@ -49,6 +49,8 @@ def open_workdir(
     assert_same_run({"config": config, "data": task.data_hash, "started_from": init_fingerprint, "files": files})
     workdir = workdirs.create(path)
     assert_shared_workdir(workdir)
+    if config["data"].get("vocabulary"):  # The original file may be in the temporary folder of a converted checkpoint.
+        config["data"]["vocabulary"] = str(workdir / ENTRY)
     with workdirs.acquire_lock(workdir):
         workdirs.check_config(workdir, config, task.data_hash)
         state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state_shapes))

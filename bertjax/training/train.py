@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 
 from bertjax.errors import BertjaxError, DivergenceError, UsageError
 from bertjax.tasks.task import Task
-from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.evaluation import evaluate
 from bertjax.training.history import evaluation_history, read_log
 from bertjax.training.metrics import import_tracker
@@ -23,7 +22,7 @@ from bertjax.training.optimizer import describe_head_steps, make_optimizer, make
 from bertjax.training.preemption import stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
-from bertjax.training.results import write_results
+from bertjax.training.results import load_best, write_results
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
 from bertjax.training.startup import open_workdir, restore_or_init
 from bertjax.training.step import TrainState, abstract_state, make_train_step, metric_means, random_key
@@ -177,13 +176,12 @@ def train(
             return {"step": step, "stopped": True, **history.metrics_at(step)}
         _check_data_files(task, wait=True)
         heartbeat()
-        # Checkpoint with the highest score, or the newest checkpoint if the task has no `best_metric`.
-        checkpoint = find_checkpoint(workdir)
+        checkpoint, params = load_best(workdir, checkpoints, state)
         if (score := history.score_at(int(checkpoint.name))) != history.best_score:
             missing = "the checkpoint with the best score is missing"
             logger.warning(f"{missing}, so results are from {checkpoint} (score {score})")
         progress.plot_curves()
-        values = write_results(task, mesh, state, workdir, checkpoint, history, progress, heartbeat)
+        values = write_results(task, mesh, state, params, workdir, checkpoint, history, progress, heartbeat)
         progress.finish(step, checkpoint)
         return {"step": step, "stopped": False, "checkpoint": str(checkpoint), **values}
 

@@ -86,6 +86,13 @@ def remove_temporaries(folder: Path, name: str = "", min_age_seconds: float = 0)
                 file.unlink()
 
 
+def reserve_blocks(file: AnyPath) -> None:
+    """Reserves the disk blocks of a sparse file. Otherwise, writing to a memory map crashes when the disk is full."""
+    if hasattr(os, "posix_fallocate"):
+        with open(file, "rb+") as opened:
+            os.posix_fallocate(opened.fileno(), 0, os.path.getsize(file))
+
+
 @contextlib.contextmanager
 def atomic_file(path: AnyPath) -> Iterator[Path]:
     """Yields a local temporary file that becomes `path` when the block succeeds, and is removed when it fails.

@@ -201,9 +201,11 @@ def test_exceptions_of_libraries_determine_the_exit_code_and_the_error_line(capf
     in_native_code.__cause__ = KeyboardInterrupt()
     storage = tf.errors.PermissionDeniedError(None, None, "HTTP 403 gs://nosuch\nmore")
     advice = "check the path and the network, then run the same command again"
+    full = "No space left on device (os error 28)"  # from the package `tokenizers`
     for error, code, line in (
         (in_native_code, 130, "bertjax: interrupted\n"),
         (storage, 1, f"bertjax: HTTP 403 gs://nosuch; {advice}\n"),
+        (Exception(full), 1, f"bertjax: input or output error: {full}\n"),
     ):
         monkeypatch.setattr(cli, "_run", Mock(side_effect=error))
         assert failure(capfd, "describe") == (code, line)

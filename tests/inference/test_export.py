@@ -152,6 +152,12 @@ def test_wrong_destinations_are_refused(name, message, pretrained, tmp_path):
         export(str(pretrained), str(tmp_path / name))
 
 
+def test_tokenizer_of_another_model_is_not_replaced(pretrained, tmp_path):
+    (tmp_path / "model.tokenizer.json").write_text("{}")
+    with pytest.raises(UsageError, match="model.tokenizer.json exists and differs"):
+        export(str(pretrained), str(tmp_path / "model.stablehlo"))
+
+
 def test_poolings_that_cannot_be_exported_are_refused(embedder, tmp_path):
     folder = shutil.copytree(embedder, tmp_path / "model")
     config = {"embedding_dimension": 16, "pooling_mode": ["cls", "mean", "max"]}

@@ -27,7 +27,7 @@ from bertjax.reproduce.results import load_results
 from bertjax.reproduce.runner import load_table
 from bertjax.reproduce.table import PAPER_TABLES, missing_data
 from bertjax.tasks.glue import SPECS
-from bertjax.training.checkpoint import KeepPeriodic
+from bertjax.training.checkpoint import KeepBestAndPeriodic
 from bertjax.training.checkpoint_config import experiment_config
 
 ROOT = Path(__file__).parents[2]
@@ -302,7 +302,7 @@ def test_interrupted_pretraining_keeps_the_checkpoints_of_figure_5(scale):
     saved: list[int] = []
     for step in sorted({*range(every, scale.figure5_steps[-1] + 1, every), *stops}):
         saved.append(step)
-        preserved = KeepPeriodic(keep, every).should_preserve(
+        preserved = KeepBestAndPeriodic(keep, every, {}).should_preserve(
             [SimpleNamespace(step=step) for step in saved], context=None
         )
         saved = [step for step, is_preserved in zip(saved, preserved, strict=True) if is_preserved]

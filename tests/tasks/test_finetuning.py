@@ -136,12 +136,16 @@ def test_missing_metrics_or_checkpoint_of_the_best_step_are_reported(glue, lette
         with pytest.raises(BertjaxError, match="checkpoint 3, or has other lines, so the best checkpoint is unknown"):
             loop.train(task, str(tmp_path))
     file.write_text("".join(lines))
-    run = shutil.copytree(tmp_path, tmp_path.with_name("run"))
-    shutil.rmtree(run / "checkpoints" / "1")
-    for workdir in (tmp_path, run):
-        loop.train(task, str(workdir))
+    missing, damaged = (shutil.copytree(tmp_path, tmp_path.with_name(name)) for name in ("missing", "damaged"))
+    shutil.rmtree(missing / "checkpoints" / "1")
+    for array in (damaged / "checkpoints" / "1" / "params").glob("**/d/*"):
+        array.write_bytes(array.read_bytes()[:-100])
+    for workdir in (tmp_path, missing, damaged):
+        log_lines.clear()
+        assert loop.train(task, str(workdir))["checkpoint"].endswith("1" if workdir == tmp_path else "2")
         warnings = [line for line in log_lines if "the checkpoint with the best score is missing" in line]
-        assert bool(warnings) == (workdir == run)
+        assert bool(warnings) == (workdir != tmp_path)
+    assert (damaged / "damaged_checkpoints" / "1").is_dir()
 
 
 def test_train_prints_the_best_metrics_and_writes_results_last(cola):
@@ -151,6 +155,10 @@ def test_train_prints_the_best_metrics_and_writes_results_last(cola):
     # A run with `results.json` counts as finished.
     *earlier, last = ((cola / name).stat().st_mtime_ns for name in ("curves.png", "confusion.png", "results.json"))
     assert max(earlier) <= last
+
+
+def test_saved_config_names_the_vocabulary_in_the_workdir(cola):
+    assert json.loads((cola / "config.json").read_text())["data"]["vocabulary"] == str(cola / "vocabulary.json")
 
 
 def test_warm_up_is_a_tenth_of_the_steps_by_default(glue, letters):

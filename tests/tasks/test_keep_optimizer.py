@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shutil
 
 import jax
 import numpy as np
@@ -41,7 +42,8 @@ def opt_state(corpus, workdir, step, name):
 
 
 def test_moments_and_bias_correction_continue_and_the_schedule_starts_again(stable, corpus, tmp_path):
-    workdir, name = stable
+    name = stable[1]
+    workdir = shutil.copytree(stable[0], tmp_path / "source")
     experiment, fields = f"pretrain.py:corpus={corpus}", {**DECAY, "optimizer__name": name}
     for folder, flags in (("kept", ["--keep_optimizer"]), ("new", [])):
         train(experiment, tmp_path / folder, None, f"--init_from={workdir}", *flags, **fields)
@@ -52,7 +54,8 @@ def test_moments_and_bias_correction_continue_and_the_schedule_starts_again(stab
     assert counts and all((before[path], after[path]) == (3, 4) for path in counts)
     params = [load_params_on_host(epath.Path(tmp_path / each / "checkpoints" / "1")) for each in ("kept", "new")]
     assert not all(np.array_equal(params[0][path], params[1][path]) for path in params[0])
-    # A run that was killed after a step resumes with its own state.
+    # A run that was killed after a step resumes with its own state, and without its source.
+    shutil.rmtree(workdir)
     for step in (2, 3):
         epath.Path(tmp_path / "kept" / "checkpoints" / str(step)).rmtree()
     train(experiment, tmp_path / "kept", None, f"--init_from={workdir}", "--keep_optimizer", **fields)

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import flax.struct
 import jax
@@ -18,11 +19,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 from test_step import CONFIG, OPTIMIZER
 
 from bertjax.config.mesh import MeshConfig
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError, LostError, UsageError
 from bertjax.model.models import EncoderModel
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.training import checkpoint_metadata
-from bertjax.training.checkpoint import DAMAGED, Checkpoints, KeepPeriodic, find_checkpoint, resolve_checkpoint_path
+from bertjax.training.checkpoint import (
+    DAMAGED,
+    Checkpoints,
+    KeepBestAndPeriodic,
+    find_checkpoint,
+    resolve_checkpoint_path,
+)
 from bertjax.training.checkpoint_metadata import fingerprint, model_metadata, raise_unless_damage, read_metadata
 from bertjax.training.parameters import load_params, load_params_on_host
 from bertjax.training.sharding import make_mesh
@@ -103,7 +110,7 @@ def test_policy_keeps_the_latest_checkpoint_and_recent_periodic_checkpoints(step
     kept = []
     for step in steps:
         kept.append(SimpleNamespace(step=step))
-        preserved = KeepPeriodic(keep, every=4).should_preserve(kept, context=None)
+        preserved = KeepBestAndPeriodic(keep, 4, {}).should_preserve(kept, context=None)
         kept = [checkpoint for checkpoint, is_kept in zip(kept, preserved, strict=True) if is_kept]
     assert [checkpoint.step for checkpoint in kept] == expected
 
@@ -143,6 +150,31 @@ def test_damaged_newest_checkpoint_is_reported_and_the_previous_one_restored(wor
     assert int(restore(workdir).step) == 2
     assert len(log_lines) == 1 and str(workdir / "checkpoints" / "3") in log_lines[0] and "damaged" in log_lines[0]
     assert (workdir / DAMAGED / "3").is_dir()
+
+
+def test_checkpoint_with_the_best_score_is_kept_after_a_restart_and_without_files_of_orbax(tmp_path):
+    state = make_init_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE))(jax.random.key(0))
+    for step, score in ((1, 0.5), (2, 0.9), (3, 0.9), (4, 0.7), (5, None)):
+        checkpoints = Checkpoints(epath.Path(tmp_path), 1, lambda _: model_metadata(MODEL))
+        checkpoints.save(state.replace(step=state.step + step), score)
+        checkpoints.close()
+        for folder in tmp_path.glob("checkpoints/*/metrics"):
+            shutil.rmtree(folder)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()} == {"3", "5"}
+
+
+def test_older_checkpoint_with_damaged_metadata_is_moved_aside(workdir, log_lines):
+    DAMAGES["no metadata"](workdir / "checkpoints" / "1")
+    assert int(restore(workdir).step) == 3
+    assert (workdir / DAMAGED / "1").is_dir() and "1 is damaged" in log_lines[0]
+
+
+def test_time_limit_of_a_save_restarts_the_run(workdir, state, monkeypatch):
+    checkpoints = Checkpoints(epath.Path(workdir), 3, lambda _: model_metadata(MODEL))
+    monkeypatch.setattr(checkpoints._manager, "save", Mock(side_effect=TimeoutError("timed out")))
+    with pytest.raises(LostError, match="failed .timed out.; the last good checkpoint is .*3"):
+        checkpoints.save(state.replace(step=state.step + 1))
+    checkpoints.close()
 
 
 @pytest.mark.parametrize(
