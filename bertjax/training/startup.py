@@ -5,6 +5,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 from etils import epath
@@ -40,7 +41,7 @@ def open_workdir(
     Yields:
       The workdir, its checkpoints, and a function that raises if another run has taken over the workdir.
     """
-    config = dataclasses.asdict(task.config)
+    config: dict[str, Any] = dataclasses.asdict(task.config)
     if init_from:
         check_vocabulary(task, init_from, task.objective.can_add_pieces)
     init_fingerprint = saved_fingerprint(init_from) if init_from else ""
