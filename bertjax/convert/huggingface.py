@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bertjax.convert.arrays import export_params, import_params
 from bertjax.convert.families import FAMILIES
 from bertjax.convert.family import (
     ACTIVATIONS,
@@ -15,8 +16,6 @@ from bertjax.convert.family import (
     OUTPUT_KINDS,
     POOLER,
     Family,
-    export_params,
-    import_params,
 )
 from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
 from bertjax.convert.huggingface_tokenizer import read_tokenizer, write_tokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.convert.family import FLOAT_DTYPES
+from bertjax.convert.arrays import FLOAT_DTYPES
 from bertjax.errors import UsageError, listed
 from bertjax.tasks.embedding import sentence_transformers
 from bertjax.utils.io import unreadable

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from bertjax.config.fields import from_config_dict
 from bertjax.config.load import load_saved_config
+from bertjax.convert.arrays import Parameter
 from bertjax.convert.families import FAMILIES
 from bertjax.convert.family import (
     ACTIVATIONS,
@@ -22,7 +23,6 @@ from bertjax.convert.family import (
     POOLER,
     REQUIRED,
     Family,
-    Parameter,
 )
 from bertjax.data.corpus.vocabulary import (
     ENTRY,

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bertjax.convert.arrays import import_params
 from bertjax.convert.bert import BERT
-from bertjax.convert.family import import_params
 from bertjax.convert.portable import PortableCheckpoint, fit_vocabulary, model_config, read_vocabulary_file
 from bertjax.data.corpus.vocabulary import MAX_WORD_CHARS, Vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line, listed

@@ -18,8 +18,9 @@ from jax.sharding import Mesh, Sharding
 
 from bertjax.config.load import load_saved_config
 from bertjax.config.mesh import MeshConfig
+from bertjax.convert.arrays import shape_differences
 from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, read_checkpoint
-from bertjax.convert.family import CLASSIFIER, OUTPUT_KINDS, shape_differences
+from bertjax.convert.family import CLASSIFIER, OUTPUT_KINDS
 from bertjax.convert.portable import (
     PortableCheckpoint,
     check_portable,

@@ -127,15 +127,8 @@ class Checkpoints:
             return
         items = _as_items(vars(state), state.eval_field)
         fingerprints = {name: fingerprint(tree) for name, tree in items.items()}
-        arrays = array_shapes(state)
-        metadata = CheckpointMetadata(
-            step,
-            **self._model(step),
-            fingerprints=fingerprints,
-            arrays=arrays,
-            score=score,
-            metrics_sha256=sha256,
-        )
+        fields: dict[str, Any] = {"arrays": array_shapes(state), "score": score, "metrics_sha256": sha256}
+        metadata = CheckpointMetadata(step, **self._model(step), fingerprints=fingerprints, **fields)
         args = ocp.args.Composite(
             **{name: ocp.args.PyTreeSave(tree) for name, tree in items.items()},
             meta=ocp.args.JsonSave(metadata.as_json()),
