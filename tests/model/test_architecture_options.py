@@ -64,7 +64,7 @@ def test_frozen_layers_stay_local_or_global():
     params = nn.unbox(jax.jit(model.init)(jax.random.key(0), batch))["params"]
     logits = model.apply({"params": params}, batch)
     for layers in (1, 2):
-        params_in_parts = Freezing.merge(*Freezing(layers).split(params))
+        params_in_parts = Freezing.model_params(*Freezing(layers).split(params))
         np.testing.assert_allclose(model.apply({"params": params_in_parts}, batch), logits, atol=1e-6)
 
 
