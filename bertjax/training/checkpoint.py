@@ -199,10 +199,11 @@ class Checkpoints:
     def move_aside(self, step: int, error: Exception) -> None:
         """Moves a checkpoint that raised `error` to `workdir/damaged_checkpoints`. Raises if it is not damaged."""
         raise_unless_damage(error, self.path(step))
+        cause: BaseException = error
+        while cause.__cause__:
+            cause = cause.__cause__
         aside = self._workdir / DAMAGED / str(step)
-        logger.warning(
-            f"checkpoint {self.path(step)} is damaged ({first_line(error.__cause__ or error)}); moved to {aside}"
-        )
+        logger.warning(f"checkpoint {self.path(step)} is damaged ({first_line(cause)}); moved to {aside}")
         if jax.process_index() == 0:
             aside.parent.mkdir(parents=True, exist_ok=True)
             if aside.exists():
