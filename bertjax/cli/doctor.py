@@ -136,7 +136,7 @@ def _cpu() -> str:
 
 
 def _huge_pages() -> str:
-    """Returns whether malloc uses huge pages, and a measurement of their speedup, as text."""
+    """Describes whether malloc uses huge pages, and their measured speedup."""
     if sys.platform != "linux":
         return "not supported"
     is_active = HUGE_PAGES in os.environ.get("GLIBC_TUNABLES", "")

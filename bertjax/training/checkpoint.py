@@ -151,9 +151,9 @@ class Checkpoints:
             if is_collective_error(error):
                 raise
             message = f"saving a checkpoint in {self._folder} failed ({first_line(error)}); {self.describe_last()}"
-            # After a time limit, which also ends if the clock jumps, restart. Other causes need the user.
-            error_class = LostError if isinstance(error, TimeoutError) else BertjaxError
-            raise error_class(f"{message}. Free some space or fix the cause, then run the command again") from error
+            if isinstance(error, TimeoutError):  # A restart may help, for example if the clock has jumped.
+                raise LostError(f"{message}. Run the command again") from error
+            raise BertjaxError(f"{message}. Free some space or fix the cause, then run the command again") from error
 
     def describe_last(self) -> str:
         """Returns a clause that names the newest complete checkpoint, for use in error messages."""

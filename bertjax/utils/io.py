@@ -90,7 +90,10 @@ def reserve_blocks(file: AnyPath) -> None:
     """Reserves the disk blocks of a sparse file. Otherwise, writing to a memory map crashes when the disk is full."""
     if hasattr(os, "posix_fallocate"):
         with open(file, "rb+") as opened:
-            os.posix_fallocate(opened.fileno(), 0, os.path.getsize(file))
+            try:
+                os.posix_fallocate(opened.fileno(), 0, os.path.getsize(file))
+            except OSError as error:  # The error has no file name.
+                raise OSError(error.errno, error.strerror, str(file)) from error
 
 
 @contextlib.contextmanager

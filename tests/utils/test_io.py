@@ -8,6 +8,7 @@ import lzma
 import os
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -157,3 +158,12 @@ def test_cr_and_crlf_line_ends_become_lf(block_bytes):
     blocks = [text[start : start + block_bytes] for start in range(0, len(text), block_bytes)]
     expected = b"a\nb\nc\nd\ne\n\nf \x0b\x0c\xe2\x80\xa8\n\n"
     assert b"".join(io.unix_newlines(blocks)) == expected
+
+
+def test_full_disk_is_an_error_that_names_the_file_of_a_memory_map(tmp_path, monkeypatch):
+    (tmp_path / "vectors").write_bytes(b"1234")
+    io.reserve_blocks(tmp_path / "vectors")
+    assert (tmp_path / "vectors").read_bytes() == b"1234"
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    with pytest.raises(OSError, match="No space left on device.*vectors"):
+        io.reserve_blocks(tmp_path / "vectors")

@@ -179,7 +179,10 @@ def read_manifest(path: AnyPath) -> dict[str, Any]:
     """Reads and checks the manifest of a corpus."""
     file = path / MANIFEST
     if not file.is_file():
-        raise UsageError(f"no corpus at {path}: {MANIFEST} is missing; make one with `bertjax prepare --output {path}`")
+        raise UsageError(
+            f"no corpus at {path}: {MANIFEST} is missing; make one with `bertjax prepare --input text:FILE --output "
+            f"{path}`"
+        )
     try:
         manifest = read_json_object(file)
         version, vocabulary, files = manifest["format"], manifest["vocabulary"], manifest["files"]
