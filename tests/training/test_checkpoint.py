@@ -152,14 +152,24 @@ def test_damaged_newest_checkpoint_is_reported_and_the_previous_one_restored(wor
     assert (workdir / DAMAGED / "3").is_dir()
 
 
-def test_checkpoint_with_the_best_score_is_kept_after_a_restart_and_without_files_of_orbax(tmp_path):
-    state = make_init_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE))(jax.random.key(0))
+@pytest.mark.parametrize("restarts", [False, True])
+def test_checkpoint_with_the_best_score_is_kept_also_after_restarts_and_without_files_of_orbax(tmp_path, restarts):
+    def open_checkpoints():
+        return Checkpoints(epath.Path(tmp_path), 1, lambda _: model_metadata(MODEL))
+
+    state, checkpoints = (
+        make_init_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE))(jax.random.key(0)),
+        open_checkpoints(),
+    )
     for step, score in ((1, 0.5), (2, 0.9), (3, 0.9), (4, 0.7), (5, None)):
-        checkpoints = Checkpoints(epath.Path(tmp_path), 1, lambda _: model_metadata(MODEL))
         checkpoints.save(state.replace(step=state.step + step), score)
-        checkpoints.close()
+        checkpoints.wait()
         for folder in tmp_path.glob("checkpoints/*/metrics"):
             shutil.rmtree(folder)
+        if restarts:
+            checkpoints.close()
+            checkpoints = open_checkpoints()
+    checkpoints.close()
     assert {path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()} == {"3", "5"}
 
 
