@@ -41,7 +41,7 @@ def convert(args: argparse.Namespace) -> None:
     flag("--overwrite", "replace an existing file"),
 )
 def export(args: argparse.Namespace) -> None:
-    """Exports a checkpoint to ONNX or StableHLO with its tokenizer, and compares the outputs with bertjax."""
+    """Exports a checkpoint to ONNX or StableHLO with its tokenizer, and compares its outputs with those of bertjax."""
     from bertjax.inference.export import export as run
 
     run(args.source, args.destination, args.overwrite)

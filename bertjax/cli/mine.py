@@ -79,15 +79,15 @@ def mine(args: argparse.Namespace) -> None:
         for positive in positives
     ]
     numbers = Counter(len(indices) for indices, _, _ in mined)
-    found = ", ".join(f"{number} for {numbers[number]:,} anchors" for number in sorted(numbers)[::-1])
+    found = ", ".join(f"{number} each for {numbers[number]:,} anchors" for number in sorted(numbers)[::-1])
     if not rows:
         raise UsageError(
             f"too few negatives: {found}; lower --negatives, --first_rank or --margin, or raise --last_rank"
         )
     negative_cosines, positive_cosines = (np.concatenate([row[i] for row in mined]) for i in (1, 2))
     logger.info(
-        f"negatives: {found}; mean cosine {positive_cosines.mean():.3f} of positives, {negative_cosines.mean():.3f} of "
-        f"negatives; {len(rows):,} of {len(positive_cosines):,} pairs have enough negatives"
+        f"negatives: {found}; mean cosine: positives {positive_cosines.mean():.3f}, negatives "
+        f"{negative_cosines.mean():.3f}; {len(rows):,} of {len(positive_cosines):,} pairs have enough negatives"
     )
     names = ["negative", *(f"negative_{number}" for number in range(2, count + 1))]
     write_table(output, [*columns, *names], rows)

@@ -52,7 +52,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
 
 
 class Command(NamedTuple):
-    """Command of `bertjax`, created by the decorator `command`: a function of parsed arguments, and its help."""
+    """`bertjax` command, created by the decorator `command`: its function, help text, example and options."""
 
     run: Callable[[argparse.Namespace], None]
     description: str

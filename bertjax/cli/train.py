@@ -42,17 +42,20 @@ def train(args: argparse.Namespace) -> None:
     distributed = join_cluster(args, config.cluster)
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
         config = fill_unset_fields(config, init_from, args.workdir)
+        # With `feature_head.features`, the task's batches contain features that the frozen encoder computes once.
         task = build_training_task(config, init_from)
-        add_guide_vectors(task)  # Call it here, because `training` cannot import `inference`.
+        # Some losses of embedders need vectors of a guide model. Call it here: `training` cannot import `inference`.
+        add_guide_vectors(task)
         if problem := export_problem(task.objective.model.config):
             logger.info(f"checkpoints of this run cannot be exported: {problem}")
+        # `open_init_checkpoint` returns None if the checkpoint is gone and the workdir resumes without it.
+        is_gone = bool(args.init_from) and init_from is None
         result = run(
             task,
             args.workdir,
             init_from,
             profile_steps=args.profile,
             trackers=args.tracker,
-            # Without the checkpoint, `open_init_checkpoint` allows only a resume, which does not need it.
-            keep_optimizer=args.keep_optimizer and (init_from is not None or not args.init_from),
+            keep_optimizer=args.keep_optimizer and not is_gone,
         )
         print_result(result)

@@ -84,7 +84,7 @@ METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
     **{"pearson": pearson, "spearman": spearman, "squared_error": squared_error, "subset_accuracy": subset_accuracy},
 }
 
-# Names of the metrics of a user's table, keyed by kind of label. The first one selects the best checkpoint.
+# Metric names for `--config text`, keyed by `data.kind`. The first one selects the best checkpoint.
 METRICS_OF_KIND: Mapping[str, tuple[str, ...]] = {
     "classes": ("accuracy", "macro_f1", "matthews"),
     "number": ("pearson", "spearman"),

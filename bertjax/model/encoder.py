@@ -51,7 +51,7 @@ ENCODER = "encoder"
 class Encoder(nn.Module):
     """Embeddings and a stack of Transformer layers. Part of the models in `models.py`, such as `PretrainingModel`.
 
-    Parameters of all layers are stacked on a leading axis N, whether the layers are scanned or unrolled. With
+    Parameters of all layers are stacked on a leading axis N, for `nn.scan`, which `scan_layers=false` unrolls. With
     `optimizer.freeze_layers`, the train step passes the lowest layers as a second stack, `frozen_layers`, which
     `run_layers` applies first. The backward pass then stops at the lowest trainable layer.
 
@@ -107,10 +107,12 @@ class Encoder(nn.Module):
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
         layer_fields = {"config": config, "attention": attention, "deterministic": deterministic}
         is_local = np.array(config.is_local_layer) if config.local_attention else None
+        # ModernBERT has no norm before the attention of the lowest layer.
         has_norm = None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0
         per_layer, shared = LayerInputs(is_local, has_norm), SharedInputs(sequence_ids, rotations(config, position_ids))
         # `run_layers` applies `nn.scan` to TransformerLayer. Each of the N layers gets its slice of `per_layer`, its
-        # own dropout key and parameters (stacked in the submodule `layers`), and all of `shared`.
+        # own dropout key and parameters (stacked in the submodule `layers`), and all of `shared`. It sets the field
+        # `collect`, and returns x before the first layer as the first of the collected outputs.
         x, layers = run_layers(self, TransformerLayer, layer_fields, x, per_layer, shared, collect=collect_layers)
         if config.norm_first:
             x = make_norm(config, "final_norm")(x)
@@ -123,7 +125,7 @@ class SharedInputs(NamedTuple):
 
     Attributes:
       sequence_ids: [B, L] int32, index of each token's sequence, starting at 1, or 0 for padding.
-      rotations: result of the function `rotations`.
+      rotations: float32 [2, 2, B, L, 1, K / 2], see `rotary.rotations`. None without rotary positions.
     """
 
     sequence_ids: jax.Array
@@ -162,6 +164,7 @@ class TransformerLayer(nn.Module):
             The norm is skipped where `has_norm`, a bool scalar, is False.
             """
             key = None if self.deterministic else self.make_rng("dropout")
+            # The backward pass recomputes the norm, unless it recomputes the whole layer (`remat`).
             norm = make_norm(config, norm_name, recompute=not remats_layers(config))
             normed = x
             if config.norm_first:
@@ -193,7 +196,8 @@ class SelfAttention(nn.Module):
         def project(name: str, num_heads: int) -> jax.Array:  # [B, L, H, K]
             heads = (num_heads, config.head_size)
             axes = ("embed", "heads", "head")
-            y = Dense(config, heads, axes, flat=True, use_bias=config.attention_bias, name=name)(x)  # [B, L, H * K]
+            y = Dense(config, heads, axes, flat=True, use_bias=config.attention_bias, name=name)(x)
+            # Save [B, L, H * K] for the backward pass, because a TPU would pad a short axis K to 128 elements.
             y = checkpoint_name(y, QKV).reshape(*y.shape[:-1], *heads)
             num_queries = config.num_attention_heads // num_heads  # number of query heads per key head
             return jnp.repeat(y, num_queries, axis=2) if num_queries > 1 else y
@@ -204,6 +208,7 @@ class SelfAttention(nn.Module):
             query, key = (rotate(config, states, shared.rotations, layer.is_local) for states in (query, key))
 
         def attend(window: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+            # Positions attend only to their own sequence, to `window` neighbors (0: no limit).
             mask = AttentionMask(config.attention_direction, shared.sequence_ids, window)
             rate, mesh = config.attention_probs_dropout_prob, jax.sharding.get_abstract_mesh()
             return self.attention(query, key, value, mask, dropout_rate=rate, dropout_key=dropout_key, mesh=mesh)

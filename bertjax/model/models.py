@@ -73,6 +73,7 @@ class PretrainingModel(nn.Module):
         # Gather masked positions first, so that the vocabulary projection runs on only 15 % of the positions.
         masked = jnp.take_along_axis(outputs.tokens, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
         masked_lm_logits = LmHead(self.config, name="masked_lm")(masked, *outputs.token_tables)
+        # The state of each sequence's [CLS] or, with `classifier_pooling=mean`, the mean: [B, D] (packed: [B, S, D]).
         sequences = pooled_states(self.config, outputs.tokens, batch, num_sequences)
         if self.config.type_vocab_size < 2:
             return masked_lm_logits, jnp.zeros((*sequences.shape[:-1], 2))

@@ -124,8 +124,8 @@ class Task:
     best_metric: Metric | None = None  # evaluation metric that selects the best checkpoint (None: use the newest one)
 
     # Parameters and data
-    # Names of the top-level parameters above the encoder (default: pre-training). Training from `--init_from`
-    # initializes them randomly, unless the checkpoint has an output layer with the same labels.
+    # Names of the top-level parameters above the encoder (default: none, as in pre-training). Training from
+    # `--init_from` initializes them randomly, unless the checkpoint has an output layer with the same labels.
     reinit_params: tuple[str, ...] = ()
     data_hash = ""  # SHA-256 of the data (default: no data); a run cannot resume if the data at the same path changed
     notes: tuple[str, ...] = ()  # log lines about the data
@@ -183,10 +183,10 @@ class Task:
         raise NotImplementedError
 
     def axis_sizes(self, phase: int = 0) -> dict[str, int]:
-        """Returns the sizes of a phase's synthetic batches: `rows`, and a size per axis and `num_values` of the schema.
+        """Returns the sizes of a phase's random batches, for `plan` and `bench`, keyed by name.
 
-        For example, `ArraySpec("masked_lm_ids", ("predictions",), num_values="pieces")` needs `predictions` and
-        `pieces`.
+        They are `rows`, the length of each axis of the schema, and the bound of each array of random ids. For example,
+        `ArraySpec("masked_lm_ids", ("predictions",), num_values="pieces")` needs `predictions` and `pieces`.
         """
         raise NotImplementedError
 

@@ -36,7 +36,7 @@ class TrainState(flax.struct.PyTreeNode):
       sums: [weighted sum, sum of weights] of each metric since the last logged step. A resumed run continues these
         sums, so that it logs the same values as an uninterrupted run.
       bad_step: int32 scalar, number of the first update with a loss or gradient that is not finite (-1: all are
-        finite). The update is still applied; the loop raises an error at the next log line or checkpoint.
+        finite). The update is still applied; the loop raises an error at the next log line, evaluation or checkpoint.
     """
 
     step: jax.Array
@@ -127,13 +127,16 @@ def make_train_step(
             "rows of its batch; use 1"
         )
     freezing, state_shapes = optimizer.freezing, abstract_state(objective, optimizer, mesh)
-    if head_only and not {*state_shapes.params} - {ENCODER, *freezing.names}:
+    trainable_head = {*state_shapes.params} - {ENCODER, *freezing.names}
+    if head_only and not trainable_head:
         raise UsageError(
             "config.optimizer.head_steps would train nothing, because only the encoder is trainable; use 0"
         )
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
-        # If nothing is frozen, as usual, `frozen` is {}, and `model_params` and `state_params` return `trainable`.
+        # Usually, nothing is frozen: `frozen` is {}, and `model_params` and `state_params` return `trainable`.
+        # Otherwise, `model_params` keeps frozen layers in a stack of their own, so that the backward pass stops above
+        # them, and `state_params` restores one stack.
         trainable, frozen = freezing.split(state.params)
         denominators = objective.denominators(batch)
         trains_only_head = head_only and ENCODER in trainable

@@ -100,7 +100,7 @@ def train(
         heartbeat = stack.enter_context(watchdog(config.hang_seconds))
         state = restore_or_init(task, optimizer, mesh, workdir, checkpoints, state_shapes, init_from, keep_optimizer)
         step = int(state.step)  # number of updates so far, and index of the next step
-        # Without a checkpoint, the run starts at step 0 and ignores old lines.
+        # Lines up to `step`. `Progress` deletes later ones, because the run logs these steps again.
         logged = read_log(task, workdir, step) if step else []
         history = evaluation_history(task, logged)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, logged, schedule, trackers)))
@@ -121,7 +121,7 @@ def train(
             _check_steps_finite(state)
             with progress.paused():
                 check_still_owner()
-                metrics_sha256 = progress.flush()
+                metrics_sha256 = progress.flush()  # With this hash, `read_log` detects lost lines after a resume.
                 # The score is None if this step was not evaluated, or if the task has no `best_metric`.
                 checkpoints.save(state, history.score_at(step), metrics_sha256)
             heartbeat()
@@ -134,8 +134,8 @@ def train(
         # Without scores, as in pre-training, save before an evaluation, because a preempted host may not have enough
         # time left to evaluate. With scores, evaluate before saving, because a checkpoint stores its score.
         saves_first = task.best_metric is None
-        # Evaluate here at step 0, or if the run was stopped after saving this step but before evaluating it. With
-        # scores, do not evaluate a saved step, even if a changed `eval_every` includes it: its checkpoint has no score.
+        # Evaluate step 0 or, without scores, a step that was saved just before the run stopped. With scores, a saved
+        # step without an evaluation was not due, and its checkpoint cannot get a score later.
         if not history.metrics_at(step) and (saves_first or step == 0):
             evaluate_if_due(state, step)
 
@@ -146,7 +146,8 @@ def train(
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
             if 0 < step == head_steps:
-                # The encoder trains from here on. Most optimizers count updates once for all moments, so all restart.
+                # The encoder trains from here on. All moments share one count of updates, for bias correction, so that
+                # those of the head restart as well (except in `bert_adam`, which has no bias correction).
                 state = state.replace(opt_state=restart_moments(state.opt_state, config.optimizer))
             with profiler.step(step):
                 state = step_function(step)(state, batch, dropout_key, device_schedule)

@@ -152,7 +152,7 @@ def test_unused_columns_are_listed(tmp_path):
         ("csv", "id,text,label\n2,a,neg\n1,well, film,pos\n", "line 3 has more fields than the header"),
         ("csv", "sep=,\ntext,label\na,1\n", "its columns are 'sep=' .*commas in .csv"),
         # The quotes of the last field are unbalanced.
-        ("tsv", 'text\tlabel\n"a\nb\nc\nd"\t1\n"a"x"\n', "4 of 5 rows of .* have too few fields; quote fields"),
+        ("tsv", 'text\tlabel\n"a\nb\nc\nd"\t1\n"a"x"\n', "4 of 5 rows of .* have too few fields; use .csv"),
         # R's write.table writes a column of row names that has no name in the header.
         ("tsv", "text\tlabel\n1\ta film\tpos\n2\ta book\tneg\n", "all rows .* have more fields"),
         ("csv", 'text,label\na,1\n"b,0\nc,1\n', "line 3; check its quotes"),

@@ -146,7 +146,7 @@ def test_words_may_be_numbers_and_lack_tags(tmp_path):
         ("a O\n\nEU X-ORG\n", "line 3: the tag of 'EU' is 'X-ORG'"),
         ("\n\n-DOCSTART- O\n", "has no words"),
         ("a NNP I-NP O\nBob NNP I-NP\n", "line 2 has 3 columns, but earlier lines have 4"),
-        # A misspelled tag is an error. It does not select the column of nested entities instead.
+        # A misspelled tag in the outer column is an error; the inner column is not used instead.
         ("a B-PER O\nb I-PER O\nc B-LOC B-PER\nd OE O\n", "line 4: the tag of 'd' is 'OE'"),
         ("New York\tNNP\tI-LOC\n", "line 1: 'New York' is not one word"),
         ("Guernica\tB-Work of Art\n", "line 1: the tag of 'Guernica' is 'B-Work of Art'"),

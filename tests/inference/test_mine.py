@@ -151,7 +151,7 @@ def test_documents_are_distinct_texts_and_the_summary_counts_anchors(embedder, p
     printed(capfd, *command)
     # Only "b" is not a positive of "d", and "a" has both documents as positives.
     assert (tmp_path / "hard.tsv").read_text() == "anchor\tpositive\tnegative\nd\tc\tb\n"
-    assert log_lines[-1].startswith("negatives: 1 for 1 anchors, 0 for 1 anchors; mean cosine ")
+    assert log_lines[-1].startswith("negatives: 1 each for 1 anchors, 0 each for 1 anchors; mean cosine: ")
     assert log_lines[-1].endswith("1 of 3 pairs have enough negatives")
     assert "5 rows read, 3 used" in log_lines[0] and "2 skipped with an empty text" in log_lines[0]
     assert log_lines[1:2] == ["2 distinct anchors, 2 distinct documents"]
@@ -183,8 +183,10 @@ def test_wrong_options_and_files_are_refused(embedder, tmp_path, capfd):
     assert "--last_rank=3 is too low; use at least 4" in error("--last_rank=3", "--negatives=2", "--first_rank=3")
     assert "unknown format of hard.txt; use a .tsv, .csv, .jsonl file" in error(output="hard.txt")
     assert "no column 'text'; its columns are 'anchor', 'positive'" in error("--positive=text")
-    assert "too few negatives: 1 for 2 anchors; lower --negatives" in error("--negatives=2")
-    assert "too few negatives: 0 for 2 anchors; lower --negatives, --first_rank or --margin" in error("--margin=1.9")
+    assert "too few negatives: 1 each for 2 anchors; lower --negatives" in error("--negatives=2")
+    assert "too few negatives: 0 each for 2 anchors; lower --negatives, --first_rank or --margin" in error(
+        "--margin=1.9"
+    )
     assert "use a file with texts in the columns" in error(file=write_pairs(tmp_path / "empty.tsv", [(" ", "b")]))
     assert "corpus.jsonl" in error(f"--corpus={tmp_path / 'corpus.jsonl'}")
     assert "out of range" in error("--margin=nan")

@@ -279,7 +279,7 @@ def test_auto_dtype_and_scan_layers_depend_on_the_platform_of_the_mesh(
 @pytest.mark.parametrize(
     ("flags", "dtype"), [("avx2 amx_bf16", "bfloat16"), ("avx512_bf16", "bfloat16"), ("avx2", "float32")]
 )
-def test_auto_dtype_is_bfloat16_on_processors_with_units_for_it(tmp_path, monkeypatch, flags, dtype):
+def test_auto_dtype_is_bfloat16_on_cpus_with_bfloat16_units(tmp_path, monkeypatch, flags, dtype):
     (tmp_path / "cpuinfo").write_text(f"model name : X\nflags\t\t: fpu {flags}\n")
     has_units = has_bfloat16_units.__wrapped__(tmp_path / "cpuinfo")
     monkeypatch.setattr(model_config, "has_bfloat16_units", lambda: has_units)

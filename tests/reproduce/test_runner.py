@@ -209,7 +209,7 @@ def test_sweep_with_a_failed_trial_that_did_not_diverge_is_unfinished(other, is_
         results.read_outcome(epath.Path(tmp_path), Run("run", "glue", seeds=1))
 
 
-def test_cells_format_values_and_count_the_runs_that_have_them():
+def test_cells_format_values_and_count_runs_with_a_value():
     runs = tuple(Run(f"run{seed}", "glue", flops=3e12) for seed in range(3))
     outcomes = {run.name: Outcome(["glue"], [{"loss": 2.0}]) for run in runs[:2]}
     own = Results((("path", outcomes),), seconds={"run0": 61.5, "run2": 5.0})

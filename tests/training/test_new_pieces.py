@@ -60,7 +60,7 @@ def released(vocabulary: Path, folder: Path, without: tuple[str, ...] = (), **fi
 def adapted(vocabularies, domain, tmp_path_factory) -> tuple[dict[str, np.ndarray], Path]:
     """Returns the parameters of a checkpoint, and the folder with it (`released`) and a `run` on the new vocabulary."""
     folder = tmp_path_factory.mktemp("adapted")
-    # With this multiple, the new table is larger than the old one. With the default, 128, they have the same shape.
+    # 8 makes the new embedding table larger than the old one. With 128, the default, both have the same shape.
     params = released(vocabularies[0], folder / "released", pad_vocab_to_multiple_of=8)
     cli.main(["convert", f"{folder}/released", f"{folder}/converted", "--format=bertjax"])
     cli.main(command(domain, folder / "converted", folder / "run"))

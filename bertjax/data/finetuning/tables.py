@@ -152,7 +152,7 @@ def read_table(
     # Reject quoted fields with line breaks, which become short rows. Blank lines also do, but are harmless.
     if file_format != "jsonl" and not keep_short and num_short > 0.75 * stats.read:
         raise UsageError(
-            f"{num_short:,} of {stats.read:,} rows of {path} have too few fields; quote fields with line breaks in .csv"
+            f"{num_short:,} of {stats.read:,} rows of {path} have too few fields; use .csv, and quote line breaks"
         )
 
 
@@ -246,7 +246,7 @@ def _check_columns(path: Path, names: Sequence[str], columns: Sequence[str]) -> 
 
 
 def _is_quoted(text: str) -> bool:
-    """Returns whether rows of a TSV file have the same number of fields only if quotes enclose fields, as in CSV."""
+    """Returns True if all rows of a TSV file have the same number of fields only when parsed with CSV quotes."""
     if '"' not in text or len({line.count("\t") for line in text.rstrip("\n").split("\n")}) == 1:
         return False
     try:

@@ -87,10 +87,10 @@ def document_pieces(
     """Divides the documents into pieces of at most `max_tokens` tokens.
 
     A document of at most `max_tokens` tokens is one piece. In longer documents, the first piece has a random maximum
-    length, so that the pieces of every pass differ. A piece ends with a sentence, unless it would then be shorter than
-    `(1 - _MAX_GAP) * max_tokens` and leave too much padding. The first piece may be shorter.
+    length, so that the pieces differ between passes. A piece ends at a sentence boundary, unless it would then be
+    shorter than `(1 - _MAX_GAP) * max_tokens`. The first and last pieces may be shorter.
 
-    `sentences` and `documents` are the offsets of `store.Split` as int64; `documents` may be a part of the array.
+    `sentences` and `documents` are the offsets of `store.Split` as int64; `documents` may be a slice.
     Yields arrays of RECORD, each in the order of the corpus. The pieces are segments A, with an empty B and label -1.
     """
     offsets = sentences[documents[0] : documents[-1] + 1]

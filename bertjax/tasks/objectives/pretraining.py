@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class PretrainingObjective(Objective):
     """Rows, loss, metrics and cost of pre-training with one objective.
 
+    `OBJECTIVES` in `tasks/pretraining/config.py` maps names to subclasses, and `PretrainingTask` calls their methods.
     Subclasses also define `metrics`, `denominators` and `compute`. A head with other outputs needs its own parameter
     name, so that it is not loaded by accident from a checkpoint of another objective.
 
@@ -71,7 +72,7 @@ class PretrainingObjective(Objective):
         return batches
 
     def axis_sizes(self, phase: Phase) -> dict[str, int]:
-        """Returns the sizes of a phase's batches, see `Task.axis_sizes`."""
+        """Implements `Task.axis_sizes` for a phase."""
         config = self.model.config
         return {
             "rows": phase.batch_size,

@@ -48,7 +48,7 @@ def test_each_sentence_is_in_one_split_in_order(tmp_path, vocabulary):
     assert manifest["problems"] == {}
 
 
-def test_sentences_of_running_text_keep_the_space_before_them_in_byte_level_bpe(tmp_path):
+def test_sentences_of_running_text_keep_their_leading_space_in_byte_level_bpe(tmp_path):
     texts = [" ".join(f"{text[:-2].capitalize()}." for text in sentences) for sentences in make_text(80)]
     (tmp_path / "wiki").write_text("".join(f'<doc id="1">\n{text}\n</doc>\n' for text in texts))
     run(tmp_path, f"wiki:{tmp_path}/wiki", vocabulary_kind="bpe", vocabulary_size=300, heldout_fraction=0.2)
