@@ -5,6 +5,7 @@ import logging
 
 from bertjax.cli.common import join_cluster, open_init_checkpoint, parse_run_config, print_result
 from bertjax.cli.parser import DISTRIBUTED, INIT_FROM, PROFILE, REQUIRED_CONFIG, command, flag, option
+from bertjax.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
@@ -37,25 +38,25 @@ def train(args: argparse.Namespace) -> None:
     from bertjax.training.train import train as run
 
     config = parse_run_config(args)
-    # Connect the processes first, because `jax.distributed.initialize` must run before other uses of JAX. Do not keep
-    # a converted checkpoint in a distributed run, because several processes would write to the same folder.
+    if args.keep_optimizer and not args.init_from:
+        raise UsageError("--keep_optimizer continues pre-training; use it with --init_from")
+    # Connect the processes first, because `jax.distributed.initialize` must run before other uses of JAX.
     distributed = join_cluster(args, config.cluster)
+    # In a distributed run, several processes would write the converted checkpoint to the same folder.
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
-        config = fill_unset_fields(config, init_from, args.workdir)
+        config = fill_unset_fields(config, init_from, args.workdir)  # model and data settings of the checkpoint
         # With `feature_head.features`, the task's batches contain features that the frozen encoder computes once.
         task = build_training_task(config, init_from)
         # Some losses of embedders need vectors of a guide model. Call it here: `training` cannot import `inference`.
         add_guide_vectors(task)
         if problem := export_problem(task.objective.model.config):
             logger.info(f"checkpoints of this run cannot be exported: {problem}")
-        # `open_init_checkpoint` returns None if the checkpoint is gone and the workdir resumes without it.
-        is_gone = bool(args.init_from) and init_from is None
         result = run(
             task,
             args.workdir,
             init_from,
             profile_steps=args.profile,
             trackers=args.tracker,
-            keep_optimizer=args.keep_optimizer and not is_gone,
+            keep_optimizer=args.keep_optimizer,
         )
         print_result(result)

@@ -48,15 +48,39 @@ from bertjax.model.rotary import rotate, rotations
 ENCODER = "encoder"
 
 
+class SharedInputs(NamedTuple):
+    """Inputs that all layers share.
+
+    Attributes:
+      sequence_ids: [B, L] int32.
+      rotations: float32 [2, 2, B, L, 1, K / 2]: thetas of global and of local layers, then cosines and sines. None
+        without rotary positions.
+    """
+
+    sequence_ids: jax.Array
+    rotations: jax.Array | None
+
+
+class LayerInputs(NamedTuple):
+    """Inputs that differ between layers: arrays with a leading axis N, or None if all layers are equal.
+
+    Attributes:
+      is_local: bool [N], whether the layer has local attention.
+      has_attention_norm: bool [N], whether a norm precedes the attention.
+    """
+
+    is_local: Any
+    has_attention_norm: Any
+
+
 class Encoder(nn.Module):
     """Embeddings and a stack of Transformer layers. Part of the models in `models.py`, such as `PretrainingModel`.
 
-    Parameters of all layers are stacked on a leading axis N, for `nn.scan`, which `scan_layers=false` unrolls. With
+    Parameters of all layers are stacked on a leading axis N, even if `nn.scan` is unrolled (`scan_layers=false`). With
     `optimizer.freeze_layers`, the train step passes the lowest layers as a second stack, `frozen_layers`, which
     `run_layers` applies first. The backward pass then stops at the lowest trainable layer.
 
     Attributes:
-      config: model config.
       tied_embeddings: embeddings whose tables ELECTRA's generator uses (default: None, own tables).
     """
 
@@ -88,7 +112,7 @@ class Encoder(nn.Module):
         Args:
           input_ids: [B, L] int32.
           segment_ids: [B, L] int32.
-          sequence_ids: [B, L] int32, index of each token's sequence, starting at 1, or 0 for padding.
+          sequence_ids: [B, L] int32.
           position_ids: [B, L] int32, position of each token in its sequence (default: None, each row counts from 0).
             Required for packed rows. If it is None, the encoder assumes that rows are not packed. It then accepts
             attention implementations that do not support packed rows, such as `cudnn`.
@@ -120,30 +144,6 @@ class Encoder(nn.Module):
         return x, layers
 
 
-class SharedInputs(NamedTuple):
-    """Inputs that all layers share.
-
-    Attributes:
-      sequence_ids: [B, L] int32, index of each token's sequence, starting at 1, or 0 for padding.
-      rotations: float32 [2, 2, B, L, 1, K / 2], see `rotary.rotations`. None without rotary positions.
-    """
-
-    sequence_ids: jax.Array
-    rotations: jax.Array | None
-
-
-class LayerInputs(NamedTuple):
-    """Inputs that differ between layers: arrays with a leading axis N, or None if all layers are equal.
-
-    Attributes:
-      is_local: bool [N], whether the layer has local attention.
-      has_attention_norm: bool [N], whether a norm precedes the attention.
-    """
-
-    is_local: Any
-    has_attention_norm: Any
-
-
 class TransformerLayer(nn.Module):
     """Transformer layer: self-attention and feed-forward network, each with a residual connection and a norm."""
 
@@ -172,10 +172,8 @@ class TransformerLayer(nn.Module):
             total = checkpoint_name(x + dropout(sublayer(normed), config.hidden_dropout_prob, key), RESIDUAL)
             return with_logical_constraint(total if config.norm_first else norm(total), ACTIVATION_AXES)
 
-        def attend(x: jax.Array) -> jax.Array:
-            attention = SelfAttention(config, self.attention, name="attention")
-            return attention(x, layer, shared, self.deterministic)
-
+        attention = SelfAttention(config, self.attention, name="attention")
+        attend = partial(attention, layer=layer, shared=shared, deterministic=self.deterministic)
         x = residual(x, attend, "attention_norm", layer.has_attention_norm)
         x = residual(x, partial(feed_forward, config), "mlp_norm")
         return x, x if self.collect else None
@@ -196,11 +194,11 @@ class SelfAttention(nn.Module):
         def project(name: str, num_heads: int) -> jax.Array:  # [B, L, H, K]
             heads = (num_heads, config.head_size)
             axes = ("embed", "heads", "head")
-            y = Dense(config, heads, axes, flat=True, use_bias=config.attention_bias, name=name)(x)
-            # Save [B, L, H * K] for the backward pass, because a TPU would pad a short axis K to 128 elements.
+            y = Dense(config, heads, axes, flat=True, use_bias=config.attention_bias, name=name)(x)  # [B, L, H * K]
+            # Save this shape for the backward pass, because a TPU would pad a short axis K to 128 elements.
             y = checkpoint_name(y, QKV).reshape(*y.shape[:-1], *heads)
-            num_queries = config.num_attention_heads // num_heads  # number of query heads per key head
-            return jnp.repeat(y, num_queries, axis=2) if num_queries > 1 else y
+            repeats = config.num_attention_heads // num_heads
+            return jnp.repeat(y, repeats, axis=2) if repeats > 1 else y
 
         query = project("query", config.num_attention_heads)
         key, value = project("key", num_key_heads), project("value", num_key_heads)
@@ -216,14 +214,14 @@ class SelfAttention(nn.Module):
         def attend_by_layer(*states: jax.Array) -> jax.Array:
             if layer.is_local is None:
                 return attend(0, *states)
-            branches = (partial(attend, window) for window in (config.local_attention, 0))
-            return jax.lax.cond(layer.is_local, *branches, *states)
+            return jax.lax.cond(layer.is_local, partial(attend, config.local_attention), partial(attend, 0), *states)
 
         if config.remat == "attention":
             attend_by_layer = save_inputs_only(attend_by_layer, config)
         context = checkpoint_name(attend_by_layer(query, key, value), CONTEXT)
         axes = ("heads", "head", "embed")
-        return Dense(config, (config.hidden_size,), axes, use_bias=config.attention_bias, name="output")(context)
+        dense = Dense(config, (config.hidden_size,), axes, use_bias=config.attention_bias, name="output")
+        return dense(context)  # contracts H and K
 
 
 def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
@@ -275,14 +273,7 @@ def encoder_inputs(batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array
 def encode(
     config: ModelConfig, batch: Mapping[str, jax.Array], deterministic: bool, collect_layers: bool = False
 ) -> EncoderOutputs:
-    """Applies an encoder to a batch inside the calling module, under the name ENCODER.
-
-    Args:
-      config: model config.
-      batch: arrays that `models.py` describes.
-      deterministic: whether to disable dropout.
-      collect_layers: whether to return the outputs of all layers.
-    """
+    """Applies an encoder to a batch (see `models.py`) inside the calling module, under the name ENCODER."""
     encoder = make_encoder(config, name=ENCODER)
     tokens, layers = encoder(*encoder_inputs(batch), deterministic=deterministic, collect_layers=collect_layers)
     return EncoderOutputs(tokens, encoder.token_tables, layers)

@@ -2,7 +2,8 @@
 
 Models map a batch to float32 logits or, without an output layer, to states or vectors. They read these int32 arrays:
 
-    input_ids, input_mask, segment_ids    [B, L]; the mask is 1 for tokens, 0 for padding at the end
+    input_ids, segment_ids                [B, L]
+    input_mask                            [B, L], only for rows of one sequence: 1 for tokens, 0 for padding at the end
     sequence_ids, position_ids            [B, L], only for packed rows of several sequences; see `encoder.py`
     masked_lm_positions                   [B, P]
     masked_lm_ids, masked_lm_weights      [B, P], only for `ReplacedTokenModel`; the weights are float32
@@ -66,7 +67,7 @@ class PretrainingModel(nn.Module):
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
         """Returns masked-LM logits [B, P, V] and next-sentence logits [B, 2].
 
-        For packed rows, next-sentence logits are [B, S, 2], where S is the width of `next_sentence_labels`.
+        For packed rows, next-sentence logits are [B, S, 2].
         """
         num_sequences = batch["next_sentence_labels"].shape[-1] if is_packed(batch) else 1
         outputs = encode(self.config, batch, deterministic)

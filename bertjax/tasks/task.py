@@ -31,11 +31,8 @@ class Objective:
     """Model, loss and metrics of a train step.
 
     The training loss is the sum of `loss_weights[name] * sums[name][0] / denominators[name]` over the losses, where
-    `sums` is the result of `compute`. With gradient accumulation, `sums` covers one micro-batch, but `denominators`
-    cover the whole batch. A denominator is usually the sum of the weights, or a positive number if this sum is 0.
-
-    Logged values have other denominators: the sums of the weights over all steps since the last log line. Log lines
-    show the total loss and each metric that is not a loss.
+    `sums` is the result of `compute`. A denominator is usually the sum of the weights, or a positive number if this
+    sum is 0. Logged values have other denominators: the sums of the weights over all steps since the last log line.
 
     Objectives are compared by value, because compiled steps are cached by objective: runs that differ only in data,
     seed or learning rate share a step. A subclass defines `metrics`, `schema`, `denominators` and `compute`.
@@ -102,12 +99,12 @@ class Objective:
 class Task:
     """Objective, data, schedule and evaluation of a run.
 
-    By default, evaluation metrics are computed from the metric sums only. A subclass sets the attributes that have no
-    default, and defines `train_batches`, `eval_batches`, `full_cost_before` and `axis_sizes`. Step s, counted from 0,
-    makes update s + 1. Log lines and checkpoints have the number of updates. `data/schema.py` explains schemas.
+    A subclass sets the attributes that have no default, and defines `train_batches`, `eval_batches`, `full_cost_before`
+    and `axis_sizes`. Step s, counted from 0, makes update s + 1. Log lines and checkpoints have the number of updates.
     """
 
     # Objective and schedule
+
     objective: Objective
     total_steps: int
     warmup_steps: int  # steps of linear learning-rate warm-up
@@ -118,12 +115,14 @@ class Task:
     checkpoint_every: int  # steps between checkpoints, at least 1; the last step is always saved
 
     # Evaluation
+
     eval_batch_size: int  # rows of the global evaluation batch, a multiple of the number of data shards
     eval_every: int  # steps between evaluations, besides the one after the last step (0: no evaluations)
     eval_first = False  # whether to evaluate before the first step as well
     best_metric: Metric | None = None  # evaluation metric that selects the best checkpoint (None: use the newest one)
 
     # Parameters and data
+
     # Names of the top-level parameters above the encoder (default: none, as in pre-training). Training from
     # `--init_from` initializes them randomly, unless the checkpoint has an output layer with the same labels.
     reinit_params: tuple[str, ...] = ()
@@ -131,6 +130,7 @@ class Task:
     notes: tuple[str, ...] = ()  # log lines about the data
 
     # Used by single tasks or commands
+
     # Whether `total_steps` and `warmup_steps` are known. They are placeholders if the task was built without data, for
     # `bertjax describe` and `bertjax plan`.
     has_schedule = True
@@ -138,8 +138,7 @@ class Task:
     labels: Sequence[str] = ()  # names of the classes or tags by id, for `class_reports`
     accepts_any_encoder = False  # whether `evaluate` accepts checkpoints of other models with the same encoder
     evaluation_problem = ""  # error message of `train` and `evaluate` if the evaluation data cannot be used
-    # Whether batches contain features that the checkpoint's encoder computes before training. If so, `full_cost_before`
-    # counts only the head, and the run cannot resume with a different checkpoint in `--init_from`.
+    # Whether batches contain features that the checkpoint's encoder computes before training.
     has_cached_features = False
 
     def __init__(self, config: RunConfig) -> None:
@@ -178,7 +177,7 @@ class Task:
     def full_cost_before(self, step: int) -> StepCost:
         """Returns the total cost of all steps before `step`, as if all parameters were trained.
 
-        `training/cost.py` computes from it the tokens seen, MFU and remaining time.
+        `training/cost.py` subtracts the backward pass of frozen parameters, for MFU and remaining time.
         """
         raise NotImplementedError
 

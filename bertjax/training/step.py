@@ -87,11 +87,12 @@ def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> 
     """Returns the initial state. Parameters and their moments are boxed: `LogicallyPartitioned` has axis names."""
     params = objective.init_params(key)
     check_freezing(params, optimizer.freezing)
+    trainable, _ = optimizer.freezing.split(params)
     names = (*(metric.name for metric in objective.metrics), *STEP_METRICS)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        opt_state=optimizer.tx.init(optimizer.freezing.split(params)[0]),
+        opt_state=optimizer.tx.init(trainable),
         sums={name: jnp.zeros(2, jnp.float32) for name in names},
         bad_step=jnp.full((), -1, jnp.int32),
     )
@@ -109,8 +110,8 @@ def make_train_step(
     """Returns the jitted train step `(state, batch, key, schedule) -> state`, which donates the state.
 
     The dropout key of a step is derived from `key` and the step number. `schedule` is the learning-rate schedule, a
-    `jax.tree_util.Partial` whose numbers are inputs of the compiled step. In most optax code, the schedule is a part of
-    the optimizer. Here, it is not, so that the trials of a sweep can share one compiled step.
+    `jax.tree_util.Partial` whose numbers are inputs of the compiled step. Unlike in most optax code, it is not a part
+    of the optimizer, so that the trials of a sweep can share one compiled step.
 
     Args:
       objective: model and losses.
@@ -134,9 +135,6 @@ def make_train_step(
         )
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
-        # Usually, nothing is frozen: `frozen` is {}, and `model_params` and `state_params` return `trainable`.
-        # Otherwise, `model_params` keeps frozen layers in a stack of their own, so that the backward pass stops above
-        # them, and `state_params` restores one stack.
         trainable, frozen = freezing.split(state.params)
         denominators = objective.denominators(batch)
         trains_only_head = head_only and ENCODER in trainable
@@ -144,9 +142,10 @@ def make_train_step(
         def loss_fn(trainable: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
             if trains_only_head:  # Do not use `freezing`, because later steps need the encoder's optimizer state.
                 trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
-            sums, _ = objective.compute(freezing.model_params(trainable, frozen), micro_batch, dropout_key)
+            # Frozen layers stay in a stack of their own, so that the backward pass stops above them.
+            params = freezing.model_params(trainable, frozen)
+            sums, _ = objective.compute(params, micro_batch, dropout_key)
             weights = objective.loss_weights
-            # Return the loss to differentiate. Logged losses are means over several steps, see `metric_means`.
             return sum(weight * sums[name][0] / denominators[name] for name, weight in weights.items()), sums
 
         grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
@@ -162,7 +161,6 @@ def make_train_step(
 
         grad_norm = optax.tree.norm(grads)  # before clipping
         is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        # Add `STEP_METRICS`.
         sums = {**sums, "grad_norm": weighted_sum(grad_norm, jnp.ones(())), **non_padding_sums(batch)}
         return state.replace(
             step=state.step + 1,

@@ -77,17 +77,15 @@ def train(
     head_steps = config.optimizer.head_steps
 
     def step_function(step: int) -> Callable[..., TrainState]:
-        # `make_train_step` is cached. It builds a new function only at the start of a phase with other RoPE thetas, and
-        # after the first `head_steps` steps, which train only the parameters outside the encoder, with a learning-rate
-        # schedule of their own.
-        objective = task.objective_at(step + 1)  # Steps are counted from 0, updates from 1.
+        # `make_train_step` is cached. It builds a new function only for other RoPE thetas, and after the head steps.
+        objective = task.objective_at(step + 1)
         return make_train_step(objective, optimizer, mesh, config.grad_accum_steps, head_only=step < head_steps)
 
     step_function(0)  # Raises if the step cannot be built.
     state_shapes = abstract_state(task.objective, optimizer, mesh)
     is_finetuning = bool(task.reinit_params)
-    if keep_optimizer and (init_from is None or is_finetuning or head_steps):
-        fix = "use it with --init_from and a pre-training config without optimizer.head_steps"
+    if keep_optimizer and (is_finetuning or head_steps):
+        fix = "use it with a pre-training config without optimizer.head_steps"
         raise UsageError(f"--keep_optimizer continues pre-training; {fix}")
     for note in (*task.notes, *describe_head_steps(config.optimizer)):
         logger.info(note)
@@ -105,17 +103,12 @@ def train(
         history = evaluation_history(task, logged)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, logged, schedule, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
-        # The schedule is a pytree of numbers, an argument of the step. `jit` replicates the key and the numbers on all
-        # devices. `device_put` would first run a collective to compare the values of the hosts.
+        # `jit` replicates the key and the numbers of the schedule on all devices. `device_put` would first run a
+        # collective to compare the values of the hosts.
         dropout_key, device_schedule = jax.jit(
             lambda: (random_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, schedule)),
             out_shardings=replicated(mesh),
         )()
-
-        def is_evaluated_at(step: int) -> bool:
-            if not task.eval_every:
-                return False
-            return step == task.total_steps or (step % task.eval_every == 0 and (step > 0 or task.eval_first))
 
         def save(state: TrainState, step: int) -> None:
             _check_steps_finite(state)
@@ -128,14 +121,16 @@ def train(
 
         def evaluate_if_due(state: TrainState, step: int) -> None:
             nonlocal history
-            if is_evaluated_at(step):
+            if not task.eval_every:
+                return
+            if step == task.total_steps or (step % task.eval_every == 0 and (step > 0 or task.eval_first)):
                 history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
 
         # Without scores, as in pre-training, save before an evaluation, because a preempted host may not have enough
         # time left to evaluate. With scores, evaluate before saving, because a checkpoint stores its score.
         saves_first = task.best_metric is None
-        # Evaluate step 0 or, without scores, a step that was saved just before the run stopped. With scores, a saved
-        # step without an evaluation was not due, and its checkpoint cannot get a score later.
+        # Evaluate step 0 or, without scores, a step that was saved just before the run stopped. With scores, do not
+        # evaluate a saved step, even if a changed `eval_every` makes it due: its checkpoint cannot get a score later.
         if not history.metrics_at(step) and (saves_first or step == 0):
             evaluate_if_due(state, step)
 
@@ -146,8 +141,7 @@ def train(
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
             if 0 < step == head_steps:
-                # The encoder trains from here on. All moments share one count of updates, for bias correction, so that
-                # those of the head restart as well (except in `bert_adam`, which has no bias correction).
+                # The encoder trains from here on.
                 state = state.replace(opt_state=restart_moments(state.opt_state, config.optimizer))
             with profiler.step(step):
                 state = step_function(step)(state, batch, dropout_key, device_schedule)
@@ -155,10 +149,9 @@ def train(
             progress.step_done(step, state)
             profiler.step_done(step, state)
             heartbeat()
-            done = step == task.total_steps
             if not saves_first:
                 evaluate_if_due(state, step)
-                done = done or history.is_out_of_patience()
+            done = step == task.total_steps or history.is_out_of_patience()
             # `stop_requested` takes the step, so that all hosts stop after the same step.
             stopped = not done and stop_requested(step)
             # Log before saving, because a checkpoint contains the metric sums since the last logged step. Otherwise, a

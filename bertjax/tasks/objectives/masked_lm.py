@@ -63,13 +63,13 @@ class MaskedLm(PretrainingObjective):
             masked_ids.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
         values = token_frequency_baseline(corpus, masked_ids)
         metrics = {f"{self.token_prefix}_{name}": values[name] for name in ("loss", "accuracy")}
-        metrics["heldout_entropy"] = values["heldout_entropy"]
+        metrics["heldout_entropy"] = values["heldout_entropy"]  # minimum loss without context
         if label_counts.sum():
             metrics[f"{self.pair_prefix}_accuracy"] = float(label_counts.max() / label_counts.sum())
         return metrics
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
-        masked_lm_logits, pair_logits = self.apply(params, batch, dropout_key)  # outputs of `PretrainingModel`
+        masked_lm_logits, pair_logits = self.apply(params, batch, dropout_key)
         return self.metric_sums(batch, masked_lm_logits, pair_logits), {}
 
     def metric_sums(self, batch: Batch, masked_lm_logits: jax.Array, pair_logits: jax.Array) -> MetricSums:
@@ -96,8 +96,7 @@ class MaskedLmWithSentenceOrder(MaskedLm):
 
     pair_prefix = "sop"
     metrics = (
-        # Exclude the next-sentence metrics of `MaskedLm`.
-        *(metric for metric in MaskedLm.metrics if not metric.name.startswith(MaskedLm.pair_prefix)),
+        *loss_and_accuracy_metrics(MaskedLm.token_prefix, "masked LM"),
         *loss_and_accuracy_metrics(pair_prefix, "sentence order"),
     )
     pairing = SENTENCE_ORDER

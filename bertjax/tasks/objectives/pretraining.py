@@ -22,8 +22,8 @@ class PretrainingObjective(Objective):
     """Rows, loss, metrics and cost of pre-training with one objective.
 
     `OBJECTIVES` in `tasks/pretraining/config.py` maps names to subclasses, and `PretrainingTask` calls their methods.
-    Subclasses also define `metrics`, `denominators` and `compute`. A head with other outputs needs its own parameter
-    name, so that it is not loaded by accident from a checkpoint of another objective.
+    Subclasses define `metrics`, `model_class`, `denominators` and `compute`. A head with other outputs needs its own
+    parameter name, so that it is not loaded by accident from a checkpoint of another objective.
 
     Attributes:
       packing: whether several sentence pairs or documents share a training row.
@@ -81,7 +81,7 @@ class PretrainingObjective(Objective):
             "sequences": phase.max_sequences_per_row,
             "pieces": config.vocab_size,
             "segments": min(2, max(1, config.type_vocab_size)),
-            "labels": 2,  # such as IsNext and NotNext
+            "labels": 2,
         }
 
     def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
@@ -101,4 +101,5 @@ class PretrainingObjective(Objective):
         rows = steps * phase.batch_size
         positions = rows * phase.seq_len
         attention_flops = attention_flops_per_token(self.model.config, phase.seq_len)
-        return StepCost(rows, positions, positions * self.flops_per_token(phase), positions * attention_flops)
+        flops = positions * self.flops_per_token(phase)
+        return StepCost(rows, positions, flops=flops, attention_flops=positions * attention_flops)
