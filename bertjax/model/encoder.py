@@ -53,7 +53,7 @@ class SharedInputs(NamedTuple):
 
     Attributes:
       sequence_ids: [B, L] int32.
-      rotations: float32 [2, 2, B, L, 1, K / 2]: thetas of global and of local layers, then cosines and sines. None
+      rotations: float32 [2, 2, B, L, 1, K / 2]: the first axis is global, local; the second is cosine, sine. None
         without rotary positions.
     """
 
@@ -114,7 +114,7 @@ class Encoder(nn.Module):
           segment_ids: [B, L] int32.
           sequence_ids: [B, L] int32.
           position_ids: [B, L] int32, position of each token in its sequence (default: None, each row counts from 0).
-            Required for packed rows. If it is None, the encoder assumes that rows are not packed. It then accepts
+            If it is None, the encoder assumes that rows are not packed. It then accepts
             attention implementations that do not support packed rows, such as `cudnn`.
           deterministic: whether to disable dropout. If False, a `dropout` rng is required.
           collect_layers: whether to also return the output of the embeddings and of every layer.
@@ -130,14 +130,15 @@ class Encoder(nn.Module):
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
         layer_fields = {"config": config, "attention": attention, "deterministic": deterministic}
+        layer_fields["collect"] = collect_layers
         is_local = np.array(config.is_local_layer) if config.local_attention else None
         # ModernBERT has no norm before the attention of the lowest layer.
         has_norm = None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0
         per_layer, shared = LayerInputs(is_local, has_norm), SharedInputs(sequence_ids, rotations(config, position_ids))
         # `run_layers` applies `nn.scan` to TransformerLayer. Each of the N layers gets its slice of `per_layer`, its
-        # own dropout key and parameters (stacked in the submodule `layers`), and all of `shared`. It sets the field
-        # `collect`, and returns x before the first layer as the first of the collected outputs.
-        x, layers = run_layers(self, TransformerLayer, layer_fields, x, per_layer, shared, collect=collect_layers)
+        # own dropout key and parameters (stacked in the submodule `layers`), and all of `shared`. The first of the
+        # collected outputs is x before the first layer.
+        x, layers = run_layers(self, TransformerLayer, layer_fields, x, per_layer, shared)
         if config.norm_first:
             x = make_norm(config, "final_norm")(x)
             layers = None if layers is None else jnp.concatenate([layers[:-1], x[None]])
@@ -164,7 +165,8 @@ class TransformerLayer(nn.Module):
             The norm is skipped where `has_norm`, a bool scalar, is False.
             """
             key = None if self.deterministic else self.make_rng("dropout")
-            # The backward pass recomputes the norm, unless it recomputes the whole layer (`remat`).
+            # With `remat`, `run_layers` wraps the layer in `nn.remat`, which saves only arrays with certain
+            # `checkpoint_name`s. Without it, norms and activations recompute themselves.
             norm = make_norm(config, norm_name, recompute=not remats_layers(config))
             normed = x
             if config.norm_first:
@@ -205,16 +207,18 @@ class SelfAttention(nn.Module):
         if shared.rotations is not None:
             query, key = (rotate(config, states, shared.rotations, layer.is_local) for states in (query, key))
 
-        def attend(window: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-            # Positions attend only to their own sequence, to `window` neighbors (0: no limit).
+        def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int = 0) -> jax.Array:
+            # Tokens attend only to tokens of their own sequence, at most `window` neighbors (0: no limit).
             mask = AttentionMask(config.attention_direction, shared.sequence_ids, window)
             rate, mesh = config.attention_probs_dropout_prob, jax.sharding.get_abstract_mesh()
             return self.attention(query, key, value, mask, dropout_rate=rate, dropout_key=dropout_key, mesh=mesh)
 
-        def attend_by_layer(*states: jax.Array) -> jax.Array:
+        def attend_by_layer(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             if layer.is_local is None:
-                return attend(0, *states)
-            return jax.lax.cond(layer.is_local, partial(attend, config.local_attention), partial(attend, 0), *states)
+                return attend(query, key, value)
+            # Use `cond`, because kernels need a static window.
+            attend_locally = partial(attend, window=config.local_attention)
+            return jax.lax.cond(layer.is_local, attend_locally, attend, query, key, value)
 
         if config.remat == "attention":
             attend_by_layer = save_inputs_only(attend_by_layer, config)

@@ -144,19 +144,16 @@ def run_layers(
     x: jax.Array,
     per_layer: Any,
     shared: Any,
-    *,
-    collect: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Applies a stack of layers inside the calling module.
 
     Args:
       parent: the calling module, which owns the parameters and has a `config`.
       layer_class: Flax module. It maps (x, per_layer, shared) to (output, output) if `collect`, else to (output, None).
-      fields: constructor arguments of the layer, except `collect`.
+      fields: constructor arguments of the layer. `collect` is whether to also return the outputs of all layers.
       x: [B, L, ...] input of the lowest layer.
       per_layer: arrays with a leading axis N. Each layer gets one element of each array.
       shared: arrays that are the same for every layer, such as `sequence_ids`.
-      collect: whether to also return the outputs of all layers.
 
     Returns:
       Output of the last layer, [B, L, ...].
@@ -182,6 +179,6 @@ def run_layers(
                 metadata_params={nn.PARTITION_NAME: LAYERS},
             )
             parts = jax.tree.map(lambda array, first=first, end=end: array[first:end], per_layer)
-            x, states = stack(**fields, collect=collect, name=name)(x, parts, shared)
+            x, states = stack(**fields, name=name)(x, parts, shared)
             outputs.append(states)
-    return x, jnp.concatenate(outputs) if collect else None
+    return x, jnp.concatenate(outputs) if fields["collect"] else None

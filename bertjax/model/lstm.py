@@ -70,7 +70,7 @@ class LstmReader(nn.Module):
         """
         x = self.embeddings(input_ids, deterministic)
         fields = {"config": self.config, "direction": self.direction, "deterministic": deterministic}
-        return run_layers(self, LstmLayer, fields, x, None, sequence_ids, collect=collect_layers)
+        return run_layers(self, LstmLayer, {**fields, "collect": collect_layers}, x, None, sequence_ids)
 
 
 class TokenEmbeddings(nn.Module):

@@ -65,13 +65,10 @@ class PretrainingModel(nn.Module):
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
-        """Returns masked-LM logits [B, P, V] and next-sentence logits [B, 2].
-
-        For packed rows, next-sentence logits are [B, S, 2].
-        """
+        """Returns masked-LM logits [B, P, V], and next-sentence logits [B, 2] (packed: [B, S, 2]; no head: zeros)."""
         num_sequences = batch["next_sentence_labels"].shape[-1] if is_packed(batch) else 1
         outputs = encode(self.config, batch, deterministic)
-        # Gather masked positions first, so that the vocabulary projection runs on only 15 % of the positions.
+        # Gather masked positions first, so that the vocabulary projection runs only on these.
         masked = jnp.take_along_axis(outputs.tokens, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
         masked_lm_logits = LmHead(self.config, name="masked_lm")(masked, *outputs.token_tables)
         # The state of each sequence's [CLS] or, with `classifier_pooling=mean`, the mean: [B, D] (packed: [B, S, D]).

@@ -31,8 +31,8 @@ class Objective:
     """Model, loss and metrics of a train step.
 
     The training loss is the sum of `loss_weights[name] * sums[name][0] / denominators[name]` over the losses, where
-    `sums` is the result of `compute`. A denominator is usually the sum of the weights, or a positive number if this
-    sum is 0. Logged values have other denominators: the sums of the weights over all steps since the last log line.
+    `sums` are the metric sums of `compute`. A denominator is usually the sum of the weights, or a positive number if
+    this sum is 0. Logged values have other denominators: the sums of weights over all steps since the last log line.
 
     Objectives are compared by value, because compiled steps are cached by objective: runs that differ only in data,
     seed or learning rate share a step. A subclass defines `metrics`, `schema`, `denominators` and `compute`.
@@ -99,8 +99,9 @@ class Objective:
 class Task:
     """Objective, data, schedule and evaluation of a run.
 
-    A subclass sets the attributes that have no default, and defines `train_batches`, `eval_batches`, `full_cost_before`
-    and `axis_sizes`. Step s, counted from 0, makes update s + 1. Log lines and checkpoints have the number of updates.
+    A subclass sets the attributes that have no default, and overrides `train_batches`, `eval_batches`,
+    `full_cost_before` and `axis_sizes`. Step s, counted from 0, makes update s + 1. Log lines and checkpoints have the
+    number of updates.
     """
 
     # Objective and schedule
@@ -182,11 +183,7 @@ class Task:
         raise NotImplementedError
 
     def axis_sizes(self, phase: int = 0) -> dict[str, int]:
-        """Returns the sizes of a phase's random batches, for `plan` and `bench`, keyed by name.
-
-        They are `rows`, the length of each axis of the schema, and the bound of each array of random ids. For example,
-        `ArraySpec("masked_lm_ids", ("predictions",), num_values="pieces")` needs `predictions` and `pieces`.
-        """
+        """Returns the `sizes` of a phase for `synthetic_batch` in `data/schema.py`, which `plan` and `bench` call."""
         raise NotImplementedError
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:

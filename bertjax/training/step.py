@@ -140,9 +140,10 @@ def make_train_step(
         trains_only_head = head_only and ENCODER in trainable
 
         def loss_fn(trainable: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
-            if trains_only_head:  # Do not use `freezing`, because later steps need the encoder's optimizer state.
+            if trains_only_head:  # Do not use `freezing`: the optimizer state must have the encoder's arrays.
                 trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
-            # Frozen layers stay in a stack of their own, so that the backward pass stops above them.
+            # The model gets frozen layers as a second stack, so that the backward pass stops above them. The state has
+            # one stack.
             params = freezing.model_params(trainable, frozen)
             sums, _ = objective.compute(params, micro_batch, dropout_key)
             weights = objective.loss_weights
@@ -195,7 +196,7 @@ def accumulate(grad_fn: Callable[..., Any], num_micro_batches: int) -> Callable[
         # Start from zeros instead of the results of the first micro-batch, so that `grad_fn` is compiled only once, in
         # the scan. XLA shards the zeros like the outputs of `grad_fn`.
         shapes = jax.eval_shape(grad_fn, params, jax.tree.map(lambda x: x[0], micro_batches), key)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        zeros = jax.tree.map(jnp.zeros_like, shapes)
         return jax.lax.scan(add, zeros, (micro_batches, jnp.arange(num_micro_batches)))[0]
 
     return accumulated

@@ -74,19 +74,17 @@ def train(
     check_batch_sizes((task.eval_batch_size,), mesh)
     optimizer = make_optimizer(config.optimizer)
     schedule = make_schedule(config.optimizer, task.warmup_steps, task.phase_schedule)
-    head_steps = config.optimizer.head_steps
+    head_steps = config.optimizer.head_steps  # first steps, which train only the parameters above the encoder
 
     def step_function(step: int) -> Callable[..., TrainState]:
         # `make_train_step` is cached. It builds a new function only for other RoPE thetas, and after the head steps.
-        objective = task.objective_at(step + 1)
+        objective = task.objective_at(num_updates=step + 1)
         return make_train_step(objective, optimizer, mesh, config.grad_accum_steps, head_only=step < head_steps)
 
     step_function(0)  # Raises if the step cannot be built.
     state_shapes = abstract_state(task.objective, optimizer, mesh)
-    is_finetuning = bool(task.reinit_params)
-    if keep_optimizer and (is_finetuning or head_steps):
-        fix = "use it with a pre-training config without optimizer.head_steps"
-        raise UsageError(f"--keep_optimizer continues pre-training; {fix}")
+    if keep_optimizer and (task.reinit_params or head_steps):
+        raise UsageError("--keep_optimizer needs a pre-training config without optimizer.head_steps; omit it")
     for note in (*task.notes, *describe_head_steps(config.optimizer)):
         logger.info(note)
 
@@ -103,8 +101,8 @@ def train(
         history = evaluation_history(task, logged)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, logged, schedule, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
-        # `jit` replicates the key and the numbers of the schedule on all devices. `device_put` would first run a
-        # collective to compare the values of the hosts.
+        # The schedule is a pytree of numbers, an argument of the step. `jit` replicates it on all devices. `device_put`
+        # would first run a collective to compare the values of the hosts.
         dropout_key, device_schedule = jax.jit(
             lambda: (random_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, schedule)),
             out_shardings=replicated(mesh),
@@ -121,17 +119,17 @@ def train(
 
         def evaluate_if_due(state: TrainState, step: int) -> None:
             nonlocal history
-            if not task.eval_every:
+            if not task.eval_every or history.metrics_at(step):
                 return
             if step == task.total_steps or (step % task.eval_every == 0 and (step > 0 or task.eval_first)):
-                history = history.add(step, _evaluate(task, mesh, state, progress, heartbeat))
+                history = history.add(step, _evaluate(task, mesh, state, step, progress, heartbeat))
 
         # Without scores, as in pre-training, save before an evaluation, because a preempted host may not have enough
         # time left to evaluate. With scores, evaluate before saving, because a checkpoint stores its score.
         saves_first = task.best_metric is None
-        # Evaluate step 0 or, without scores, a step that was saved just before the run stopped. With scores, do not
-        # evaluate a saved step, even if a changed `eval_every` makes it due: its checkpoint cannot get a score later.
-        if not history.metrics_at(step) and (saves_first or step == 0):
+        # With scores, do not evaluate a saved step, even if a changed `eval_every` makes it due: its checkpoint cannot
+        # get a score later.
+        if saves_first or step == 0:
             evaluate_if_due(state, step)
 
         # A run that was killed between early stopping and writing `results.json` must not train further.
@@ -141,7 +139,7 @@ def train(
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
             if 0 < step == head_steps:
-                # The encoder trains from here on.
+                # Bias correction counts updates, so its count must start with the encoder's first update.
                 state = state.replace(opt_state=restart_moments(state.opt_state, config.optimizer))
             with profiler.step(step):
                 state = step_function(step)(state, batch, dropout_key, device_schedule)
@@ -194,10 +192,9 @@ def _log_and_reset(task: Task, state: TrainState, step: int, progress: Progress)
 
 
 def _evaluate(
-    task: Task, mesh: Mesh, state: TrainState, progress: Progress, heartbeat: Callable[[], None]
+    task: Task, mesh: Mesh, state: TrainState, step: int, progress: Progress, heartbeat: Callable[[], None]
 ) -> dict[str, float]:
     _check_steps_finite(state)  # This waits for the dispatched steps, so evaluation time includes no training time.
-    step = int(state.step)
     with progress.paused():
         start = time.monotonic()
         values, _ = evaluate(task, mesh, state.eval_params, heartbeat, step)

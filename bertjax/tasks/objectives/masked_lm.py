@@ -75,8 +75,7 @@ class MaskedLm(PretrainingObjective):
     def metric_sums(self, batch: Batch, masked_lm_logits: jax.Array, pair_logits: jax.Array) -> MetricSums:
         """Computes metric sums from masked-LM logits [B, P, V] and pair logits [B, 2] (packed rows: [B, S, 2]).
 
-        A row has P predicted tokens and, if it is packed, up to S pairs. V is the vocabulary size. Labels of -1 are
-        ignored. A subclass may add metrics here.
+        Labels of -1 are ignored. A subclass may add metrics here.
         """
         labels = batch["next_sentence_labels"]
         has_label = (labels >= 0).astype(jnp.float32)
