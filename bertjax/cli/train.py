@@ -32,7 +32,8 @@ def train(args: argparse.Namespace) -> None:
     """Trains a model, or resumes training from the last checkpoint of the workdir."""
     from bertjax.convert.huggingface import export_problem
     from bertjax.inference.guide import add_guide_vectors
-    from bertjax.training.cached_features import build_training_task
+    from bertjax.tasks.build import build_task
+    from bertjax.training.cached_features import add_cached_features
     from bertjax.training.checkpoint_config import fill_unset_fields
     from bertjax.training.multihost import exit_on_host_error
     from bertjax.training.train import train as run
@@ -45,8 +46,8 @@ def train(args: argparse.Namespace) -> None:
     # In a distributed run, several processes would write the converted checkpoint to the same folder.
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
         config = fill_unset_fields(config, init_from, args.workdir)  # model and data settings of the checkpoint
-        # With `feature_head.features`, the task's batches contain features that the frozen encoder computes once.
-        task = build_training_task(config, init_from)
+        task = build_task(config, train=True)
+        add_cached_features(task, init_from)
         # Some losses of embedders need vectors of a guide model. Call it here: `training` cannot import `inference`.
         add_guide_vectors(task)
         if problem := export_problem(task.objective.model.config):

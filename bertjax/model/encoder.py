@@ -165,12 +165,12 @@ class TransformerLayer(nn.Module):
             The norm is skipped where `has_norm`, a bool scalar, is False.
             """
             key = None if self.deterministic else self.make_rng("dropout")
-            # With `remat`, `run_layers` wraps the layer in `nn.remat`, which saves only arrays with certain
-            # `checkpoint_name`s. Without it, norms and activations recompute themselves.
+            # `run_layers` may wrap whole layers in `nn.remat`, which saves only arrays with certain `checkpoint_name`s.
+            # Otherwise, norms and activations recompute themselves.
             norm = make_norm(config, norm_name, recompute=not remats_layers(config))
-            normed = x
-            if config.norm_first:
-                normed = norm(x) if has_norm is None else jnp.where(has_norm, norm(x), x)
+            normed = norm(x) if config.norm_first else x
+            if has_norm is not None:
+                normed = jnp.where(has_norm, normed, x)
             total = checkpoint_name(x + dropout(sublayer(normed), config.hidden_dropout_prob, key), RESIDUAL)
             return with_logical_constraint(total if config.norm_first else norm(total), ACTIVATION_AXES)
 

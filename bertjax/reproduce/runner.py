@@ -19,9 +19,10 @@ from bertjax.model.flops import peak_flops_per_second
 from bertjax.reproduce.results import Results, update_index
 from bertjax.reproduce.runs import load_released
 from bertjax.reproduce.table import Run, Table, missing_data
+from bertjax.tasks.build import build_task
 from bertjax.tasks.finetuning.config import SPLITS
 from bertjax.training import train as loop
-from bertjax.training.cached_features import build_training_task
+from bertjax.training.cached_features import add_cached_features
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.checkpoint_config import checkpoint_config, choose_split, experiment_config
 from bertjax.training.multihost import broadcast_from_host0
@@ -186,6 +187,7 @@ def _execute(run: Run, results: str) -> dict[str, Any]:
     init_from = _initial_checkpoint(run, results)
     if run.seeds:
         return sweep(run.config, run.overrides, (), run.seeds, folder, init_from, add_guide_vectors)
-    task = build_training_task(experiment_config(run.config, run.overrides, init_from), init_from)
+    task = build_task(experiment_config(run.config, run.overrides, init_from), train=True)
+    add_cached_features(task, init_from)
     add_guide_vectors(task)
     return loop.train(task, folder, init_from)

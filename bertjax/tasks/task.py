@@ -157,7 +157,7 @@ class Task:
         return ((self.total_steps, self.config.optimizer.learning_rate),)
 
     def objective_at(self, num_updates: int) -> Objective:
-        """Returns the objective of update `num_updates`, and of a checkpoint after this update (0: before training).
+        """Returns the objective of update `num_updates`, and of the checkpoint after it (0: before training).
 
         All objectives of a run have the same parameters, metrics and loss weights. They may differ in RoPE thetas,
         which phases of pre-training may change.

@@ -16,14 +16,12 @@ from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
 
 from bertjax.config.mesh import MeshConfig
-from bertjax.config.run import RunConfig
 from bertjax.data.finetuning.batches import inference_batches
 from bertjax.data.finetuning.examples import Examples
 from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import ENCODER, make_encoder
 from bertjax.model.feature_head import CACHED_FEATURES
 from bertjax.model.partitioning import resolve_auto
-from bertjax.tasks.build import build_task
 from bertjax.tasks.finetuning.config import FinetuningConfig
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.task import Task
@@ -44,23 +42,21 @@ from bertjax.utils.terminal import progress_bar
 logger = logging.getLogger(__name__)
 
 
-def build_training_task(config: RunConfig, init_from: epath.Path | None) -> Task:
-    """Builds a task for training. If `feature_head.features` is set, batches contain cached features.
+def add_cached_features(task: Task, init_from: epath.Path | None) -> None:
+    """Adds features of the frozen encoder to the examples of a task with `feature_head.features`.
 
     Features are not cached if the run has several processes or no initial checkpoint (`init_from` is None). In these
     cases, each train step runs the frozen encoder.
     """
-    task = build_task(config, train=True)
     if not isinstance(task, FinetuningTask) or not task.config.feature_head.features:
-        return task
+        return
     if init_from is None or jax.process_count() > 1:
-        return task
+        return
     for name in ("train_examples", "eval_examples"):
         examples = getattr(task, name)
         if examples is not None:
             tokens = {**examples.tokens, CACHED_FEATURES: _cached_features(task.config, init_from, examples)}
             setattr(task, name, dataclasses.replace(examples, tokens=tokens))
-    return task
 
 
 def _cached_features(config: FinetuningConfig, checkpoint: epath.Path, examples: Examples) -> np.ndarray:

@@ -45,7 +45,8 @@ class TrainState(flax.struct.PyTreeNode):
     sums: MetricSums
     bad_step: jax.Array
 
-    # Change these three members to evaluate other parameters, such as moving averages; see docs/extending.md.
+    # Change `eval_field` and `with_initial_params` to evaluate other parameters, such as moving averages; see
+    # docs/extending.md.
     @property
     def eval_field(self) -> str:
         """Name of the field with the parameters to evaluate, which `--init_from` and inference load."""
@@ -119,8 +120,8 @@ def make_train_step(
       mesh: device mesh.
       grad_accum_steps: number of micro-batches per step. It does not change the gradient, except for rounding and
         dropout, because the losses are divided by the denominators of the whole batch.
-      head_only: whether to train only the head, as in the first `optimizer.head_steps` steps: the encoder has gradients
-        of 0 and no updates.
+      head_only: whether to train only the head, as in the first `config.optimizer.head_steps` steps. The encoder has
+        gradients of 0 and no updates.
     """
     if grad_accum_steps > 1 and not objective.splits_into_micro_batches:
         raise UsageError(
@@ -146,8 +147,9 @@ def make_train_step(
             # one stack.
             params = freezing.model_params(trainable, frozen)
             sums, _ = objective.compute(params, micro_batch, dropout_key)
-            weights = objective.loss_weights
-            return sum(weight * sums[name][0] / denominators[name] for name, weight in weights.items()), sums
+            return sum(
+                weight * sums[name][0] / denominators[name] for name, weight in objective.loss_weights.items()
+            ), sums
 
         grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
         if grad_accum_steps > 1:

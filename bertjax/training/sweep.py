@@ -25,7 +25,7 @@ from bertjax.tasks.build import build_task, parse_config
 from bertjax.tasks.task import Task
 from bertjax.training import train as loop
 from bertjax.training import workdir as workdirs
-from bertjax.training.cached_features import build_training_task
+from bertjax.training.cached_features import add_cached_features
 from bertjax.training.checkpoint import CHECKPOINTS, resolve_checkpoint_path, saved_fingerprint
 from bertjax.training.checkpoint_config import fill_unset_fields
 from bertjax.training.multihost import broadcast_from_host0
@@ -210,7 +210,8 @@ def _run_trial(trial: Trial, init_from: epath.Path | None, prepare: Callable[[Ta
     """Runs a trial. Returns its results, or its error and whether it diverged, or None if a signal stopped it."""
     try:
         trial.folder.mkdir(parents=True, exist_ok=True)
-        task = build_training_task(trial.config, init_from)
+        task = build_task(trial.config, train=True)
+        add_cached_features(task, init_from)
         prepare(task)
         if loop.train(task, os.fspath(trial.folder), init_from)["stopped"]:
             return None

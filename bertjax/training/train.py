@@ -139,7 +139,7 @@ def train(
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
             if 0 < step == head_steps:
-                # Bias correction counts updates, so its count must start with the encoder's first update.
+                # All parameters share a count of updates, for bias correction. It must start with the encoder's first.
                 state = state.replace(opt_state=restart_moments(state.opt_state, config.optimizer))
             with profiler.step(step):
                 state = step_function(step)(state, batch, dropout_key, device_schedule)

@@ -115,8 +115,10 @@ def example_rows(vocabulary, rows: int, seq_len: int) -> tuple[np.ndarray, np.nd
 
 def token_rows(ids, lengths) -> TokenRows:
     """Returns rows of one span each."""
-    lengths = tf.constant(lengths)[:, None]
-    return TokenRows(tf.constant(ids), *[None] * 3, starts=tf.zeros_like(lengths), lengths=lengths, labels=None)
+    lengths = tf.convert_to_tensor(lengths)[:, None]
+    return TokenRows(
+        tf.convert_to_tensor(ids), *[None] * 3, starts=tf.zeros_like(lengths), lengths=lengths, labels=None
+    )
 
 
 def masked(vocabulary, masking, max_predictions, rows=2000):
@@ -127,12 +129,13 @@ def masked(vocabulary, masking, max_predictions, rows=2000):
 
     phase = Phase(seq_len, rows, max_predictions, 0, 1, masking=masking)
 
-    @tf.function
-    def mask():
+    # As in the input pipeline, the number of rows is not static.
+    @tf.function(input_signature=[tf.TensorSpec([None, seq_len], tf.int32), tf.TensorSpec([None], tf.int32)])
+    def mask(ids, lengths):
         positions = choose_positions(token_rows(ids, lengths), tf.constant(choice), vocabulary, phase)
-        return replace_tokens(tf.constant(ids), positions, tf.constant(others), vocabulary, masking)
+        return replace_tokens(ids, positions, tf.constant(others), vocabulary, masking)
 
-    result = mask()
+    result = mask(ids, lengths)
     names = ("input_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
     return ids, lengths, *(result[name].numpy() for name in names)
 

@@ -227,7 +227,8 @@ def test_cells_format_values_and_count_runs_with_a_value():
 def test_run_has_the_vectors_of_its_guide_when_training_starts(tmp_path, monkeypatch):
     tasks = []
     monkeypatch.setattr(runner, "experiment_config", lambda *args: None)
-    monkeypatch.setattr(runner, "build_training_task", lambda *args: "task")
+    monkeypatch.setattr(runner, "build_task", lambda *args, **kwargs: "task")
+    monkeypatch.setattr(runner, "add_cached_features", lambda *args: None)
     monkeypatch.setattr(runner, "add_guide_vectors", tasks.append)
     monkeypatch.setattr(runner.loop, "train", lambda task, *args: {"tasks": [*tasks]})
     assert runner._execute(Run("embed", "embed"), str(tmp_path)) == {"tasks": ["task"]}
