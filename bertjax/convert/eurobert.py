@@ -31,7 +31,9 @@ LLAMA_VALUES = {
 
 
 def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    rope, pooling = default_rope(config.get("rope_parameters")), config.get("classifier_pooling")
+    # As in transformers, `rope_scaling` is the old name of `rope_parameters`, and takes precedence.
+    rope = default_rope(config.get("rope_scaling") or config.get("rope_parameters"))
+    pooling = config.get("classifier_pooling")
     if not pooling and config.get("clf_pooling"):
         pooling = config["clf_pooling"]
         logger.info(f"read clf_pooling={pooling} as EuroBERT's own code does; transformers ignores it and uses late")
@@ -77,7 +79,6 @@ EUROBERT = Family(
         "layer_norm_eps": 1e-5,
         "max_position_embeddings": 8192,
     },
-    refused=(*Family.refused, "rope_scaling"),
     read_fields=_read_fields,
     write_fields=_write_fields,
     token_ids=TOKEN_IDS,

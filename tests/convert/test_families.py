@@ -244,6 +244,7 @@ def test_gradients_of_the_masked_lm_loss_equal_those_of_transformers(name, tmp_p
         (EUROBERT, {"clf_pooling": "bos"}, "classifier_pooling", "cls"),
         (EUROBERT, {"clf_pooling": "bos", "classifier_pooling": "mean"}, "classifier_pooling", "mean"),
         (EUROBERT, {}, "classifier_pooling", "late"),
+        (EUROBERT, {"rope_scaling": {"rope_theta": 7}, "rope_parameters": {"rope_theta": 9}}, "global_rope_theta", 7),
         (MODERNBERT, {"hidden_activation": "gelu_python_tanh"}, "hidden_act", "gelu_tanh"),
     ],
 )
@@ -264,10 +265,12 @@ def test_config_with_default_fields_can_be_exported(family, fields):
 
 
 @pytest.mark.parametrize("name", ["type", "rope_type"])
-@pytest.mark.parametrize("family", [MODERNBERT, EUROBERT])
-def test_scaled_rotary_positions_are_refused(family, name):
+@pytest.mark.parametrize(
+    ("family", "field"), [(MODERNBERT, "rope_parameters"), (EUROBERT, "rope_parameters"), (EUROBERT, "rope_scaling")]
+)
+def test_scaled_rotary_positions_are_refused(family, field, name):
     rope = {name: "linear", "factor": 2.0, "rope_theta": 1e4}
-    fields = {"rope_parameters": {"full_attention": rope} if family is MODERNBERT else rope}
+    fields = {field: {"full_attention": rope} if family is MODERNBERT else rope}
     sizes = {name: SIZES[name] for name in REQUIRED}
     with pytest.raises(UsageError, match="^a/config.json: rope_parameters .* only rope_type=default"):
         huggingface.model_config(family, sizes | fields, huggingface.Path("a/config.json"))
