@@ -64,6 +64,8 @@ class SharedInputs(NamedTuple):
 class LayerInputs(NamedTuple):
     """Inputs that differ between layers: arrays with a leading axis N, or None if all layers are equal.
 
+    A layer gets one element of each array.
+
     Attributes:
       is_local: bool [N], whether the layer has local attention.
       has_attention_norm: bool [N], whether a norm precedes the attention.

@@ -147,9 +147,8 @@ def make_train_step(
             # one stack.
             params = freezing.model_params(trainable, frozen)
             sums, _ = objective.compute(params, micro_batch, dropout_key)
-            return sum(
-                weight * sums[name][0] / denominators[name] for name, weight in objective.loss_weights.items()
-            ), sums
+            weights = objective.loss_weights
+            return sum(weight * sums[name][0] / denominators[name] for name, weight in weights.items()), sums
 
         grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
         if grad_accum_steps > 1:

@@ -84,7 +84,9 @@ def train(
     step_function(0)  # Raises if the step cannot be built.
     state_shapes = abstract_state(task.objective, optimizer, mesh)
     if keep_optimizer and (task.reinit_params or head_steps):
-        raise UsageError("--keep_optimizer needs a pre-training config without optimizer.head_steps; omit --keep_optimizer")
+        raise UsageError(
+            "--keep_optimizer needs a pre-training config without optimizer.head_steps; omit --keep_optimizer"
+        )
     for note in (*task.notes, *describe_head_steps(config.optimizer)):
         logger.info(note)
 

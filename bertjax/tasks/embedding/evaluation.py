@@ -97,7 +97,7 @@ class RankedDocuments:
     copies: frozenset[str] = frozenset()
 
     def _rank(self, vectors: np.ndarray, count: int) -> Rankings:
-        """Returns the cosines of the `count` nearest documents, by query id and document id."""
+        """Returns the cosines of each query's `count` nearest documents, keyed by query id and document id."""
         ids, queries, documents = [*self.documents], [*self.queries.values()], [*self.documents.values()]
         rows = zip(self.queries, *nearest(vectors[queries], vectors[documents], count + bool(self.copies)), strict=True)
         rankings = {

@@ -36,7 +36,7 @@ class ClassWeighting:
     smoothing: float = 0.0
 
     def label_weights(self, labels: jax.Array, mask: jax.Array) -> jax.Array:
-        """Returns the weight of each label, class weight times `mask`, float32 [...]. `labels` is int32 [...]."""
+        """Returns the class weights of `labels`, int32 [...], times `mask`, float32 [...]."""
         return mask * jnp.array(self.weights, jnp.float32)[labels] if self.weights else mask
 
     def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
