@@ -47,14 +47,12 @@ class TextPredictor:
       model: fine-tuned model.
       labels: names of the outputs.
       context: passage that contains the answers (only for question answering).
-      with_logits: whether records include logits.
       truncation: counts of encoded and of truncated texts, updated in place.
     """
 
     model: LoadedModel
     labels: tuple[str, ...]
     context: str
-    with_logits: bool
     truncation: TruncationCount
 
     def logits(self, examples: Examples) -> list[np.ndarray]:
@@ -80,15 +78,15 @@ def predict_classes(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[R
     """Predicts one class for each text or pair. A regression model predicts a number."""
     logits = predictor.sequence_logits(inputs)
     if not predictor.labels:
-        return [records.number_record(row[0]) for row in logits]
-    return [records.class_record(predictor.labels, row, predictor.with_logits) for row in logits]
+        return [{"prediction": records.round_digits(row[0])} for row in logits]
+    return [records.class_record(predictor.labels, row) for row in logits]
 
 
 def predict_labels(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
     """Predicts any number of labels for each text or pair."""
     threshold = predictor.model.defaults.threshold
     logits = predictor.sequence_logits(inputs)
-    return [records.multilabel_record(predictor.labels, row, threshold, predictor.with_logits) for row in logits]
+    return [records.multilabel_record(predictor.labels, row, threshold) for row in logits]
 
 
 def predict_choices(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
@@ -97,10 +95,7 @@ def predict_choices(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[R
         form = PAIR_SEPARATOR.join(("CONTEXT", "ENDING", "ENDING"))
         raise UsageError(f"too few endings: {quoted(wrong[0])}; use at least two (on the command line, {form})")
     scores = iter(predictor.sequence_logits([(context, ending) for context, *endings in inputs for ending in endings]))
-    return [
-        records.choice_record(np.array([next(scores)[0] for _ in endings]), predictor.with_logits)
-        for _, *endings in inputs
-    ]
+    return [records.class_record((), np.array([next(scores)[0] for _ in endings])) for _, *endings in inputs]
 
 
 def predict_tags(predictor: TextPredictor, inputs: Sequence[str | Texts]) -> list[Record]:
@@ -116,7 +111,7 @@ def predict_tags(predictor: TextPredictor, inputs: Sequence[str | Texts]) -> lis
     logits = gather_words(places, predictor.logits(dataclasses.replace(examples, tokens=tokens)))
     tag_records = []
     for text, text_spans, words, rows in zip(texts, spans, sentences, logits, strict=True):
-        record = records.tags_record(words, labels, rows, predictor.with_logits)
+        record = records.tags_record(words, labels, rows)
         record["spans"] = [list(span) for span in text_spans]
         if follows_scheme(labels):
             record["entities"] = records.entity_records(text, text_spans, record["prediction"])
@@ -150,7 +145,7 @@ def predict_spans(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Rec
     }
     answers = squad_spans.best_answers(questions, windows, [outputs], defaults.n_best, defaults.max_answer_len)
     threshold = defaults.null_threshold
-    return [squad_spans.answer_record(answer, threshold, predictor.with_logits) for answer in answers.values()]
+    return [squad_spans.answer_record(answer, threshold) for answer in answers.values()]
 
 
 # Functions that predict one record per input, keyed by kind of output layer.
@@ -202,10 +197,11 @@ def predict_texts(
     if seq_len is None:
         row_len = min(model.defaults.seq_len or row_len, row_len)
     truncation = TruncationCount(row_len)
-    predictor = TextPredictor(model, layer.labels, context, logits, truncation)
+    predictor = TextPredictor(model, layer.labels, context, truncation)
     remaining = iter(inputs)
     while chunk := list(itertools.islice(remaining, _CHUNK_TEXTS)):
-        yield from PREDICTORS[layer.kind](predictor, chunk)
+        chunk_records = PREDICTORS[layer.kind](predictor, chunk)
+        yield from chunk_records if logits else map(records.without_logits, chunk_records)
     truncation.log()
 
 
@@ -299,7 +295,10 @@ def write_outputs(
         path = Path(folder) / file_records.file_name
         # `backslashreplace` writes lone surrogates as JSON escapes.
         with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
-            for record in _add_columns(file_records, file_records.make(outputs, logits), columns):
+            made = file_records.make(outputs)
+            # The scores of embedders are labels.
+            made = made if logits or isinstance(task, EmbedTask) else map(records.without_logits, made)
+            for record in _add_columns(file_records, made, columns):
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
         paths.append(path)
     if isinstance(task, EmbedTask):

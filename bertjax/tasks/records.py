@@ -24,30 +24,30 @@ class PredictionRecords:
 
     Attributes:
       file_name: name of the JSON Lines file to write.
-      make: function that converts the outputs of all evaluation batches to one record per example, in input order. Its
-        second argument determines whether records contain logits.
+      make: function that converts the outputs of all evaluation batches to one record per example, in input order.
       lines: line number of each example in the input file, ascending (default: (), no line numbers).
       read_columns: function that reads columns of the input file by name (default: None, the file has no columns).
     """
 
     file_name: str
-    make: Callable[[list[dict[str, np.ndarray]], bool], Iterable[Record]]
+    make: Callable[[list[dict[str, np.ndarray]]], Iterable[Record]]
     lines: Sequence[int] = ()
     read_columns: Callable[[Sequence[str]], Iterator[Row]] | None = None
 
 
-def class_record(labels: Sequence[str], logits: np.ndarray, include_logits: bool) -> Record:
-    """Returns the prediction record of the most probable class. `logits` is float32 [classes]."""
-    record = {"prediction": labels[int(logits.argmax())], "probabilities": _by_label(labels, softmax(logits))}
-    return {**record, "logits": _by_label(labels, logits)} if include_logits else record
+def class_record(labels: Sequence[str], logits: np.ndarray) -> Record:
+    """Returns the prediction record of the most probable class. `logits` is float32 [classes].
+
+    Choices have no `labels`: the prediction is an index, and probabilities and logits are lists.
+    """
+    best = int(logits.argmax())
+    return _record(labels[best] if labels else best, labels, softmax(logits), logits)
 
 
-def multilabel_record(labels: Sequence[str], logits: np.ndarray, threshold: float, include_logits: bool) -> Record:
+def multilabel_record(labels: Sequence[str], logits: np.ndarray, threshold: float) -> Record:
     """Returns a record that predicts all labels with probability >= `threshold`. `logits` is float32 [labels]."""
     predicted = list(itertools.compress(labels, reaches_threshold(logits, threshold)))
-    probabilities = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
-    record = {"prediction": predicted, "probabilities": _by_label(labels, probabilities)}
-    return {**record, "logits": _by_label(labels, logits)} if include_logits else record
+    return _record(predicted, labels, 1 / (1 + np.exp(-np.asarray(logits, np.float64))), logits)
 
 
 def reaches_threshold(logits: np.ndarray, threshold: float) -> np.ndarray:
@@ -55,27 +55,11 @@ def reaches_threshold(logits: np.ndarray, threshold: float) -> np.ndarray:
     return logits >= np.log(threshold / (1 - threshold))
 
 
-def number_record(value: np.ndarray) -> Record:
-    """Returns the prediction record of one regression output."""
-    return {"prediction": round_digits(value)}
-
-
-def choice_record(logits: np.ndarray, include_logits: bool) -> Record:
-    """Returns the prediction record with the index of the best choice. `logits` is float32 [choices]."""
-    record = {"prediction": int(logits.argmax()), "probabilities": [round_digits(p) for p in softmax(logits)]}
-    return {**record, "logits": [round_digits(logit) for logit in logits]} if include_logits else record
-
-
-def tags_record(
-    words: Sequence[str], labels: Sequence[str], rows: Sequence[np.ndarray], include_logits: bool
-) -> Record:
+def tags_record(words: Sequence[str], labels: Sequence[str], rows: Sequence[np.ndarray]) -> Record:
     """Returns the prediction record of a sentence's tags. `rows` has the logits of each word, float32 [tags]."""
-    record = {
-        "words": list(words),
-        "prediction": [labels[int(row.argmax())] for row in rows],
-        "probabilities": [_by_label(labels, softmax(row)) for row in rows],
-    }
-    return {**record, "logits": [_by_label(labels, row) for row in rows]} if include_logits else record
+    records = [class_record(labels, row) for row in rows]
+    fields = ("prediction", "probabilities", "logits")
+    return {"words": list(words), **{name: [record[name] for record in records] for name in fields}}
 
 
 def entity_records(text: str, spans: Sequence[tuple[int, int]], tags: Sequence[str]) -> list[Record]:
@@ -101,5 +85,14 @@ def round_digits(value: float | np.ndarray) -> float:
     return float(f"{float(value):.{_DIGITS}g}")
 
 
-def _by_label(labels: Sequence[str], values: np.ndarray) -> dict[str, float]:
-    return {label: round_digits(value) for label, value in zip(labels, values, strict=True)}
+def _record(prediction: Any, labels: Sequence[str], probabilities: np.ndarray, logits: np.ndarray) -> Record:
+    record: Record = {"prediction": prediction}
+    for name, values in (("probabilities", probabilities), ("logits", logits)):
+        numbers = list(map(round_digits, values))
+        record[name] = dict(zip(labels, numbers, strict=True)) if labels else numbers
+    return record
+
+
+def without_logits(record: Record) -> Record:
+    """Removes the logits of a prediction or, for question answering, its score."""
+    return {name: value for name, value in record.items() if name not in ("logits", "score")}

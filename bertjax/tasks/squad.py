@@ -189,11 +189,11 @@ class SquadTask(FinetuningTask):
         ]
 
     def prediction_records(self) -> list[PredictionRecords]:
-        def make(outputs: list[dict[str, np.ndarray]], include_score: bool) -> Iterator[Record]:
+        def make(outputs: list[dict[str, np.ndarray]]) -> Iterator[Record]:
             answers = self._answers(outputs)
             threshold = self._null_threshold(answers) if self._is_v2 else None
             for id_, answer in answers.items():
-                yield {"id": id_, **answer_record(answer, threshold, include_score)}
+                yield {"id": id_, **answer_record(answer, threshold)}
 
         return [PredictionRecords(RECORDS_FILE, make)]
 

@@ -16,7 +16,6 @@ from bertjax.tasks.finetuning.config import FinetuningConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, OutputLayer
 from bertjax.tasks.finetuning.rows import RowsTask
 from bertjax.tasks.objectives.classification import Classification, ClassWeighting
-from bertjax.tasks.records import Record, choice_record
 from bertjax.utils.io import write_atomic
 
 _ENDINGS = tuple(f"ending{index}" for index in range(4))
@@ -63,9 +62,6 @@ class SwagTask(RowsTask):
         file = Path(path).expanduser() / _FILES[split]
         stats = ReadStats(str(file))
         return read_table(file, columns, stats, keep_short=keep_short), stats
-
-    def record(self, logits: np.ndarray, include_logits: bool) -> Record:
-        return choice_record(logits, include_logits)
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
         """Writes predictions in the leaderboard's format: a header `pred`, then one choice per line, in file order."""

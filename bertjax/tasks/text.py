@@ -166,10 +166,10 @@ class TextTask(RowsTask):
             return reaches_threshold(logits, self.config.data.threshold).astype(np.int64)
         return super().predictions(logits) if self.labels else logits
 
-    def record(self, logits: np.ndarray, include_logits: bool) -> Record:
+    def record(self, logits: np.ndarray) -> Record:
         if self.config.data.kind == "multilabel":
-            return multilabel_record(self.labels, logits, self.config.data.threshold, include_logits)
-        return super().record(logits, include_logits)
+            return multilabel_record(self.labels, logits, self.config.data.threshold)
+        return super().record(logits)
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
         """Writes a file with the header `prediction`, then one prediction per row of the input file."""

@@ -195,9 +195,7 @@ class EmbedTask(FinetuningTask):
     def prediction_records(self) -> list[PredictionRecords]:
         return [PredictionRecords(each.records_file, functools.partial(self._records, each)) for each in self.eval_sets]
 
-    def _records(
-        self, eval_set: EvalSet, outputs: list[dict[str, np.ndarray]], include_logits: bool
-    ) -> Iterator[dict[str, Any]]:
+    def _records(self, eval_set: EvalSet, outputs: list[dict[str, np.ndarray]]) -> Iterator[dict[str, Any]]:
         return eval_set.records(self.eval_vectors(outputs), self.eval_texts)
 
     def baseline(self) -> dict[str, float]:

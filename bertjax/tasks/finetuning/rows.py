@@ -13,7 +13,7 @@ from bertjax.metrics.report import ClassReport, class_report, multilabel_report
 from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import FinetuningConfig
 from bertjax.tasks.finetuning.task import FinetuningTask
-from bertjax.tasks.records import RECORDS_FILE, PredictionRecords, Record, class_record, number_record
+from bertjax.tasks.records import RECORDS_FILE, PredictionRecords, Record, class_record, round_digits
 
 
 class RowsTask(FinetuningTask):
@@ -56,11 +56,11 @@ class RowsTask(FinetuningTask):
         """Converts logits to predictions: ids, int64 [N] (default), 0/1 labels [N, K], or numbers [N]."""
         return logits.argmax(axis=-1)
 
-    def record(self, logits: np.ndarray, include_logits: bool) -> Record:
-        """Returns the prediction record of an example (default: a `class_record` or `number_record`)."""
-        if self.labels:
-            return class_record(self.labels, logits, include_logits)
-        return number_record(self.predictions(logits))
+    def record(self, logits: np.ndarray) -> Record:
+        """Returns the prediction record of an example: of its class or choice, or of a number (`logits` is [])."""
+        if logits.ndim:
+            return class_record(self.labels, logits)
+        return {"prediction": round_digits(self.predictions(logits))}
 
     def records_file(self, suffix: str) -> str:
         """Returns the file name for an evaluation set's prediction records."""
@@ -115,8 +115,8 @@ class RowsTask(FinetuningTask):
         return [self._set_records(suffix) for suffix in self.sets]
 
     def _set_records(self, suffix: str) -> PredictionRecords:
-        def make(outputs: list[dict[str, np.ndarray]], include_logits: bool) -> Iterator[Record]:
-            return (self.record(logits, include_logits) for logits in self.logits_by_set(outputs)[suffix])
+        def make(outputs: list[dict[str, np.ndarray]]) -> Iterator[Record]:
+            return map(self.record, self.logits_by_set(outputs)[suffix])
 
         def read_columns(columns: Sequence[str]) -> Iterator[Row]:
             return self.read_rows(self.eval_splits()[suffix], columns, keep_short=True)[0]

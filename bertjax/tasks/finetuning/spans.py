@@ -103,11 +103,11 @@ def nbest_with_probabilities(answer: Answer, include_null: bool) -> list[dict[st
     return [{"text": each.text, "probability": float(probability), "score": each.score} for each, probability in pairs]
 
 
-def answer_record(answer: Answer, null_threshold: float | None, include_score: bool) -> Record:
+def answer_record(answer: Answer, null_threshold: float | None) -> Record:
     """Returns the prediction record of an answer: its text, and the character offsets of start and end (exclusive).
 
     The answer is null (text "", offsets None) if its null odds exceed `null_threshold` (None: no limit), or if there
-    are no candidates. `include_score` adds the score of the answer.
+    are no candidates.
     """
     has_null = null_threshold is not None
     is_null = not answer.nbest or (has_null and answer.null_odds > null_threshold)
@@ -122,4 +122,4 @@ def answer_record(answer: Answer, null_threshold: float | None, include_score: b
     }
     if has_null:
         record["null_odds"] = round_digits(answer.null_odds)
-    return {**record, "score": round_digits(best["score"])} if best and include_score else record
+    return {**record, "score": round_digits(best["score"])} if best else record

@@ -144,10 +144,9 @@ class TaggingTask(FinetuningTask):
         return [write_atomic(folder / "predictions.conll", "\n".join(lines))]
 
     def prediction_records(self) -> list[PredictionRecords]:
-        def make(outputs: list[dict[str, np.ndarray]], include_logits: bool) -> Iterator[Record]:
-            logits = self._gather(outputs, "logits")
-            for words, rows in zip(self._words.sentences, logits, strict=True):
-                yield tags_record(words, self.labels, rows, include_logits)
+        def make(outputs: list[dict[str, np.ndarray]]) -> Iterator[Record]:
+            for words, rows in zip(self._words.sentences, self._gather(outputs, "logits"), strict=True):
+                yield tags_record(words, self.labels, rows)
 
         return [PredictionRecords(RECORDS_FILE, make, self._words.lines, self.read_columns)]
 
