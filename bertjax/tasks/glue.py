@@ -19,7 +19,7 @@ from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.output_layer import CLASSES, OutputLayer
 from bertjax.tasks.finetuning.rows import RowsTask
-from bertjax.tasks.objectives.classification import Classification, Regression, sequence_objective
+from bertjax.tasks.objectives.classification import LabelObjective, sequence_objective
 from bertjax.utils.io import write_atomic
 from bertjax.utils.sections import bounded
 
@@ -133,7 +133,7 @@ class GlueTask(RowsTask):
         self.target = Target(spec.label, spec.labels)
         super().__init__(config, train)
 
-    def make_objective(self, model: ModelConfig) -> Classification | Regression:
+    def make_objective(self, model: ModelConfig) -> LabelObjective:
         return sequence_objective(self.labels, model, self.class_weighting())
 
     def output_layer(self) -> OutputLayer:

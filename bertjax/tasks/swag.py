@@ -15,7 +15,7 @@ from bertjax.model.models import SequenceModel
 from bertjax.tasks.finetuning.config import FinetuningConfig
 from bertjax.tasks.finetuning.output_layer import CHOICES, OutputLayer
 from bertjax.tasks.finetuning.rows import RowsTask
-from bertjax.tasks.objectives.classification import Classification, ClassWeighting
+from bertjax.tasks.objectives.classification import ClassWeighting, LabelObjective
 from bertjax.utils.io import write_atomic
 
 _ENDINGS = tuple(f"ending{index}" for index in range(4))
@@ -44,10 +44,10 @@ class SwagTask(RowsTask):
     sequences_per_example = len(_ENDINGS)
     target = Target("label", tuple("0123"))
 
-    def make_objective(self, model: ModelConfig) -> Classification:
+    def make_objective(self, model: ModelConfig) -> LabelObjective:
         """Builds the objective: a linear layer scores the pooled [CLS] of each choice, with a softmax over choices."""
         weighting = ClassWeighting(smoothing=self.config.label_smoothing)
-        return Classification(SequenceModel(model, 1), weighting, MULTI_SEQUENCE)
+        return LabelObjective(SequenceModel(model, 1), weighting, MULTI_SEQUENCE)
 
     def output_layer(self) -> OutputLayer:
         return OutputLayer(CHOICES, output="swag")

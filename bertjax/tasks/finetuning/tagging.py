@@ -28,7 +28,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.models import TokenModel
 from bertjax.tasks.finetuning.output_layer import TAGS, OutputLayer, saved_labels
 from bertjax.tasks.finetuning.task import FinetuningTask
-from bertjax.tasks.objectives.classification import Classification
+from bertjax.tasks.objectives.classification import LabelObjective
 from bertjax.tasks.records import RECORDS_FILE, PredictionRecords, Record, tags_record
 from bertjax.tasks.task import Batch, MetricSums, Outputs
 from bertjax.utils.io import write_atomic
@@ -40,7 +40,7 @@ _OTHER_SCHEME = re.compile("[BIbi][-_].")
 
 
 @dataclasses.dataclass(frozen=True)
-class TagObjective(Classification):
+class TagObjective(LabelObjective):
     """Objective that predicts the tag of each word at its first piece. Batches have `token_labels`, not `labels`.
 
     Attributes:

@@ -39,14 +39,6 @@ class ClassWeighting:
         """Returns the class weights of `labels`, int32 [...], times `mask`, float32 [...]."""
         return mask * jnp.array(self.weights, jnp.float32)[labels] if self.weights else mask
 
-    def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
-        """Returns the cross-entropy [...] of logits [..., C] against smoothed labels [...]."""
-        losses = cross_entropy(logits, labels)
-        if not self.smoothing:
-            return losses
-        uniform = jax.nn.logsumexp(logits, axis=-1) - jnp.mean(logits, axis=-1)
-        return (1 - self.smoothing) * losses + self.smoothing * uniform
-
 
 UNWEIGHTED = ClassWeighting()
 
@@ -70,21 +62,19 @@ def make_class_weighting(
     return ClassWeighting(weights, smoothing)
 
 
-_NUMBER_LABEL = ArraySpec("labels", (), "float32")
-_BINARY_LABELS = ArraySpec("labels", ("labels",), num_values="two")
-
-
 @dataclasses.dataclass(frozen=True)
-class Classification(Objective):
-    """Objective that predicts one class or choice per example. Batches have `labels` int32 [B], -1 if unknown.
+class LabelObjective(Objective):
+    """Objective that predicts the label of each example: a class or choice, unless a subclass overrides `losses`.
+
+    Batches have `labels` int32 [B]. Unknown labels are -1 or NaN.
 
     Attributes:
       weighting: class weights and label smoothing.
       sequences: specifications of the batch arrays that contain the encoded sequences.
     """
 
+    # The loss and, for classes, the accuracy.
     metrics = (loss_metric("cross_entropy"), Metric("accuracy"))
-    # Batch array with the labels. A subclass may predict several labels per row.
     label_spec = ArraySpec("labels", (), num_values="classes")
     weighting: ClassWeighting = UNWEIGHTED
     sequences: Schema = SEQUENCE
@@ -93,74 +83,71 @@ class Classification(Objective):
     def schema(self) -> Schema:
         return (*self.sequences, self.label_spec, *EXAMPLE)
 
+    def losses(self, logits: jax.Array, labels: jax.Array, smoothing: float) -> jax.Array:
+        """Returns the loss of each label: here the cross-entropy [...] of logits [..., C] against smoothed labels."""
+        losses = cross_entropy(logits, labels)
+        if not smoothing:
+            return losses
+        uniform = jax.nn.logsumexp(logits, axis=-1) - jnp.mean(logits, axis=-1)
+        return (1 - smoothing) * losses + smoothing * uniform
+
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the total weight of the known labels of a batch, or 1 if no label is known."""
-        labels = batch[self.label_spec.name]
-        total = jnp.sum(self.weighting.label_weights(jnp.maximum(labels, 0), label_mask(labels, batch["weights"])))
-        return {"cross_entropy": jnp.where(total > 0, total, 1.0)}
+        total = jnp.sum(self.weighting.label_weights(*self._labels_and_mask(batch)))
+        return {self.metrics[0].name: jnp.where(total > 0, total, 1.0)}
 
     def compute(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
-        logits = self.apply(params, batch, dropout_key)  # [..., C] for labels [...]
+        logits = self.apply(params, batch, dropout_key)
         weighting = UNWEIGHTED if dropout_key is None else self.weighting
-        mask = label_mask(batch[self.label_spec.name], batch["weights"])
-        labels = jnp.maximum(batch[self.label_spec.name], 0)
-        losses = weighted_sum(weighting.losses(logits, labels), weighting.label_weights(labels, mask))
-        accuracy = weighted_sum(jnp.argmax(logits, axis=-1) == labels, mask)
-        sums = {"cross_entropy": losses, self.metrics[1].name: accuracy}
+        labels, mask = self._labels_and_mask(batch)
+        losses = self.losses(logits, labels, weighting.smoothing)
+        sums = {self.metrics[0].name: weighted_sum(losses, weighting.label_weights(labels, mask))}
+        for accuracy in self.metrics[1:]:
+            sums[accuracy.name] = weighted_sum(jnp.argmax(logits, axis=-1) == labels, mask)
         return sums, {"example": batch["example"], "logits": logits}
+
+    def _labels_and_mask(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Returns the labels, and their weights in float32. Both are 0 for unknown labels."""
+        labels, weights = batch[self.label_spec.name], batch["weights"]
+        if jnp.issubdtype(labels.dtype, jnp.floating):
+            known, labels = jnp.isfinite(labels), jnp.nan_to_num(labels)
+        else:
+            known, labels = labels >= 0, jnp.maximum(labels, 0)
+        # Weights are [B], or [B, K] if K examples share a row. Broadcast them over the remaining axes of `labels`.
+        weights = weights.reshape(weights.shape + (1,) * (labels.ndim - weights.ndim))
+        return labels, known * weights
 
 
 @dataclasses.dataclass(frozen=True)
-class MultiLabel(Objective):
+class MultiLabel(LabelObjective):
     """Objective that predicts each of K labels per example. Batches have `labels` int32 [B, K], 0 or 1, -1 if unknown.
 
     The loss is the mean sigmoid cross-entropy over examples and labels, like PyTorch's `BCEWithLogitsLoss`.
     """
 
     metrics = (loss_metric("binary_cross_entropy"),)
-    schema = (*SEQUENCE, _BINARY_LABELS, *EXAMPLE)
+    label_spec = ArraySpec("labels", ("labels",), num_values="two")
 
-    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        return {"binary_cross_entropy": jnp.maximum(jnp.sum(label_mask(batch["labels"], batch["weights"])), 1.0)}
-
-    def compute(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
-        logits = self.apply(params, batch, dropout_key)  # [B, K]
-        mask = label_mask(batch["labels"], batch["weights"])
-        losses = jax.nn.softplus(logits) - logits * jnp.maximum(batch["labels"], 0)
-        sums = {"binary_cross_entropy": weighted_sum(losses, mask)}
-        return sums, {"example": batch["example"], "logits": logits}
+    def losses(self, logits: jax.Array, labels: jax.Array, smoothing: float) -> jax.Array:
+        return jax.nn.softplus(logits) - logits * labels
 
 
 @dataclasses.dataclass(frozen=True)
-class Regression(Objective):
+class Regression(LabelObjective):
     """Objective that predicts one number per example. Batches have `labels` float32 [B], NaN if unknown."""
 
     metrics = (loss_metric("squared_error"),)
-    schema = (*SEQUENCE, _NUMBER_LABEL, *EXAMPLE)
+    label_spec = ArraySpec("labels", (), "float32")
 
-    def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        return {"squared_error": jnp.maximum(jnp.sum(label_mask(batch["labels"], batch["weights"])), 1.0)}
+    def apply(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> jax.Array:
+        return super().apply(params, batch, dropout_key)[..., 0]
 
-    def compute(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
-        values = self.apply(params, batch, dropout_key)[..., 0]
-        errors = jnp.square(values - jnp.nan_to_num(batch["labels"]))
-        sums = {"squared_error": weighted_sum(errors, label_mask(batch["labels"], batch["weights"]))}
-        return sums, {"example": batch["example"], "logits": values}
+    def losses(self, logits: jax.Array, labels: jax.Array, smoothing: float) -> jax.Array:
+        return jnp.square(logits - labels)
 
 
 def sequence_objective(
     names: Sequence[str], model: ModelConfig, weighting: ClassWeighting = UNWEIGHTED
-) -> Classification | Regression:
+) -> LabelObjective:
     """Builds a classification objective for the classes `names`, or a regression objective if `names` is empty."""
-    if names:
-        return Classification(SequenceModel(model, len(names)), weighting)
-    return Regression(SequenceModel(model, 1))
-
-
-def label_mask(labels: jax.Array, weights: jax.Array) -> jax.Array:
-    """Returns the weight of each label, float32 with the shape of `labels`. Unknown labels (-1 or NaN) have weight 0.
-
-    `weights` is float32 [B], or [B, K] if K examples share a row. It is broadcast over the remaining axes of `labels`.
-    """
-    known = jnp.isfinite(labels) if jnp.issubdtype(labels.dtype, jnp.floating) else labels >= 0
-    return known * weights.reshape(weights.shape + (1,) * (labels.ndim - weights.ndim))
+    return LabelObjective(SequenceModel(model, len(names)), weighting) if names else Regression(SequenceModel(model, 1))
