@@ -1,27 +1,22 @@
 """Unidirectional language modeling: left to right (Table 5), right to left, or both independently (as in ELMo)."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
-from bertjax.errors import UsageError
+from bertjax.data.corpus.store import Corpus
+from bertjax.data.pretraining.baseline import token_frequency_baseline
 from bertjax.metrics.metric import Metric
-from bertjax.model.config import LSTM, ModelConfig
 from bertjax.model.models import LanguageModel
 from bertjax.tasks.objectives.losses import loss_and_accuracy, loss_and_accuracy_metrics
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
 from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
 
-if TYPE_CHECKING:
-    from bertjax.data.corpus.store import Corpus
-
-# These dictionaries are keyed by the side of the context. An offset is the predicted position minus the current one.
-_OFFSETS = {"left": 1, "right": -1}
-_PREFIXES = {"left": "ltr", "right": "rtl"}
-_TITLES = {"left": "left to right", "right": "right to left"}
+# Offset from the current to the predicted position, prefix of metric names, and panel title, by side of the context.
+_DIRECTIONS = {"left": (1, "ltr", "left to right"), "right": (-1, "rtl", "right to left")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,28 +26,18 @@ class LanguageModeling(PretrainingObjective):
     model_class = LanguageModel
     has_masks = False
 
-    @classmethod
-    def check_model(cls, model: ModelConfig) -> None:
-        if model.encoder != LSTM and model.attention_direction == "both":
-            raise UsageError(
-                "config.data.objective=lm would let the model see the tokens that it predicts; set "
-                "model.attention_direction=left or right, or model.encoder=lstm"
-            )
-
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        pairs = (loss_and_accuracy_metrics(_PREFIXES[side], _TITLES[side]) for side in self.model.config.context_sides)
-        return tuple(metric for pair in pairs for metric in pair)
+        directions = (_DIRECTIONS[side] for side in self.model.config.context_sides)
+        return tuple(itertools.chain(*(loss_and_accuracy_metrics(prefix, title) for _, prefix, title in directions)))
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the number of predicted tokens, which is equal for all directions."""
         total = jnp.maximum(jnp.sum(text_weights(batch["input_mask"])), 1.0)
         return dict.fromkeys(self.loss_weights, total)
 
-    def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
+    def baseline(self, corpus: Corpus, batches: Iterator[NumpyBatch]) -> dict[str, float]:
         """Returns the metrics of a unigram baseline, which predicts the training data's token frequencies."""
-        from bertjax.data.pretraining.baseline import token_frequency_baseline
-
         # Exclude the first and the last token of each row, [CLS] and [SEP].
         predicted = (batch["input_ids"][:, 1:-1][batch["input_mask"][:, 2:] > 0] for batch in batches)
         values = token_frequency_baseline(corpus, predicted)
@@ -63,12 +48,11 @@ class LanguageModeling(PretrainingObjective):
         """Returns the metric sums. [CLS] and [SEP] are not predicted, as in masked LM."""
         sums = {}
         for side, logits in self.apply(params, batch, dropout_key).items():
+            offset, prefix, _ = _DIRECTIONS[side]
             # The token that `roll` wraps around is a special token or padding, which has weight 0.
-            labels, weights = (
-                jnp.roll(values, -_OFFSETS[side], axis=1)
-                for values in (batch["input_ids"], text_weights(batch["input_mask"]))
-            )
-            sums |= loss_and_accuracy(_PREFIXES[side], logits, labels, weights)
+            arrays = (batch["input_ids"], text_weights(batch["input_mask"]))
+            labels, weights = (jnp.roll(array, -offset, axis=1) for array in arrays)
+            sums |= loss_and_accuracy(prefix, logits, labels, weights)
         return sums, {}
 
 

@@ -5,22 +5,19 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bertjax.data.corpus.store import Corpus
+from bertjax.data.pretraining.baseline import token_frequency_baseline
 from bertjax.data.pretraining.pairs import NEXT_SENTENCE, SENTENCE_ORDER
-from bertjax.errors import UsageError
-from bertjax.model.config import LSTM, ModelConfig
 from bertjax.model.models import PretrainingModel
 from bertjax.tasks.objectives.losses import loss_and_accuracy, loss_and_accuracy_metrics
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
 from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
-
-if TYPE_CHECKING:
-    from bertjax.data.corpus.store import Corpus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,24 +35,14 @@ class MaskedLm(PretrainingObjective):
     pairing = NEXT_SENTENCE
     can_add_pieces = True
 
-    @classmethod
-    def check_model(cls, model: ModelConfig) -> None:
-        if model.encoder == LSTM:
-            raise UsageError(
-                f"masked LM needs context from both sides, which model.encoder={LSTM} does not provide; set "
-                "config.data.objective=lm"
-            )
-
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss. As in google-research/bert, 1e-5 is added to the divisor of masked LM."""
         tokens = jnp.sum(batch["masked_lm_weights"]) + 1e-5
         pairs = jnp.sum(batch["next_sentence_labels"] >= 0).astype(jnp.float32)
         return {f"{self.token_prefix}_loss": tokens, f"{self.pair_prefix}_loss": jnp.maximum(pairs, 1.0)}
 
-    def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
+    def baseline(self, corpus: Corpus, batches: Iterator[NumpyBatch]) -> dict[str, float]:
         """Returns the metrics of predicting the token frequencies, and the most frequent next-sentence label."""
-        from bertjax.data.pretraining.baseline import token_frequency_baseline
-
         label_counts, masked_ids = np.zeros(2, np.int64), []
         for batch in batches:
             labels = batch["next_sentence_labels"]

@@ -2,19 +2,17 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import flax.linen as nn
 
+from bertjax.data.corpus.store import Corpus
 from bertjax.data.pretraining.config import Phase, RowFormat
 from bertjax.data.schema import Schema
 from bertjax.model.config import ModelConfig
 from bertjax.model.flops import attention_flops_per_token, flops_per_token
 from bertjax.tasks.objectives.step_cost import StepCost
 from bertjax.tasks.task import NumpyBatch, Objective
-
-if TYPE_CHECKING:
-    from bertjax.data.corpus.store import Corpus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +51,6 @@ class PretrainingObjective(Objective):
         """
         return cls(cls.model_class(config), packing=data is not None and data.packing)
 
-    @classmethod
-    def check_model(cls, model: ModelConfig) -> None:
-        """Raises a UsageError if a model cannot be trained with this objective. `model.vocab_size` may be unset."""
-
     @property
     def schema(self) -> Schema:
         """Schema of a training batch, whose arrays `train_dataset` in `data/pretraining/batches.py` describes."""
@@ -84,7 +78,7 @@ class PretrainingObjective(Objective):
             "labels": 2,
         }
 
-    def baseline(self, corpus: "Corpus", batches: Iterator[NumpyBatch]) -> dict[str, float]:
+    def baseline(self, corpus: Corpus, batches: Iterator[NumpyBatch]) -> dict[str, float]:
         """Returns the metrics of a baseline that ignores the input, on all evaluation batches (default: {})."""
         return {}
 

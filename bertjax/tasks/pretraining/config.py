@@ -1,20 +1,15 @@
 """Config of pre-training, and pre-training objectives by name."""
 
 import dataclasses
+import itertools
 import math
 from typing import Any, ClassVar
 
 from bertjax.config.fields import from_config_dict
 from bertjax.config.run import RunConfig
-from bertjax.data.pretraining.config import (
-    MIN_ROW_TOKENS,
-    TEXT_SPECIAL_TOKENS,
-    Masking,
-    Phase,
-    PhaseConfig,
-)
+from bertjax.data.pretraining.config import MIN_ROW_TOKENS, TEXT_SPECIAL_TOKENS, Masking, Phase, PhaseConfig
 from bertjax.errors import UsageError
-from bertjax.model.config import ROPE_THETAS, ModelConfig
+from bertjax.model.config import LSTM, ROPE_THETAS, ModelConfig
 from bertjax.tasks.objectives.language_model import LanguageModeling
 from bertjax.tasks.objectives.masked_lm import MaskedLm, MaskedLmOnPairs, MaskedLmOnText, MaskedLmWithSentenceOrder
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
@@ -22,6 +17,8 @@ from bertjax.tasks.objectives.replaced_tokens import ReplacedTokens
 from bertjax.utils.sections import Section, bounded
 
 _UNSET_VOCABULARY: dict[str, Any] = {"vocab_size": None}
+# Fields of `PretrainingData` that have no effect on objectives without masks.
+_MASK_OPTIONS = ("packing", "max_predictions", "masking")
 OBJECTIVES: dict[str, type[PretrainingObjective]] = {
     "nsp": MaskedLm,
     "sop": MaskedLmWithSentenceOrder,
@@ -77,13 +74,12 @@ class PretrainingData(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.packing and not OBJECTIVES[self.objective].has_masks:
-            raise UsageError(
-                f"config.data.packing=true is not supported by objective={self.objective}, whose rows are full; set "
-                "packing=false"
-            )
-        for option in dict.fromkeys(name for objective in OBJECTIVES.values() for name in objective.options):
-            users = [name for name, objective in OBJECTIVES.items() if option in objective.options]
+        options = {
+            name: (*(_MASK_OPTIONS if objective.has_masks else ()), *objective.options)
+            for name, objective in OBJECTIVES.items()
+        }
+        for option in dict.fromkeys(itertools.chain(*options.values())):
+            users = [name for name in options if option in options[name]]
             if self.objective not in users and getattr(self, option) != getattr(PretrainingData, option):
                 raise UsageError(
                     f"config.data.{option} needs objective={' or '.join(users)}; objective={self.objective} ignores it"
@@ -107,24 +103,28 @@ class PretrainingConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        model, objective = self.model, self.objective_class
         for phase in self.resolved_phases:
             self.check_batch(phase.batch_size, phase.seq_len)
+            if self.has_model:
+                self.check_rows(phase.seq_len, self.data.packing)
         if not self.has_model:  # The architecture comes from `--init_from` and is unknown here.
             return
-        if self.objective_class.pairing and self.model.type_vocab_size < 2:
+        if objective.pairing and model.type_vocab_size < 2:
             raise UsageError(
-                f"config.model.type_vocab_size={self.model.type_vocab_size} is too small for sentence pairs; use "
+                f"config.model.type_vocab_size={model.type_vocab_size} is too small for sentence pairs; use "
                 "--config.data.objective=none, or a model with two segments"
             )
-        self.objective_class.check_model(self.model)
-        masks = {phase.masking for phase in self.resolved_phases}
-        if (masks != {Masking()} or self.data.max_predictions) and not self.objective_class.has_masks:
+        if objective.has_masks and model.encoder == LSTM:
             raise UsageError(
-                f"config.data.objective={self.data.objective} predicts every token without masks; leave "
-                "config.data.masking and max_predictions unset"
+                f"masked LM needs context from both sides, which model.encoder={LSTM} does not provide; set "
+                "config.data.objective=lm"
             )
-        for phase in self.resolved_phases:
-            self.check_rows(phase.seq_len, self.data.packing)
+        if not objective.has_masks and model.encoder != LSTM and model.attention_direction == "both":
+            raise UsageError(
+                f"config.data.objective={self.data.objective} would let the model see the tokens that it predicts; set "
+                "model.attention_direction=left or right, or model.encoder=lstm"
+            )
 
     @property
     def has_data(self) -> bool:

@@ -55,11 +55,9 @@ class PretrainingTask(Task):
         vocab_size = self._vocabulary.size if corpus else config.vocab_size
         model_config = config.model_config(vocab_size)
         self.phases = config.resolved_phases
-        self._objectives = []
-        for phase in self.phases:
-            thetas = {name: getattr(phase, name) for name in ROPE_THETAS}
-            phase_model = dataclasses.replace(model_config, **thetas)
-            self._objectives.append(config.objective_class.for_model(phase_model, config.data))
+        thetas = [{name: getattr(phase, name) for name in ROPE_THETAS} for phase in self.phases]
+        models = [dataclasses.replace(model_config, **values) for values in thetas]
+        self._objectives = [config.objective_class.for_model(model, config.data) for model in models]
         self.objective = self._objectives[-1]
         self.total_steps, self.warmup_steps = config.steps, config.optimizer.warmup(config.steps)
         self.eval_every, self.checkpoint_every = config.eval_every, config.checkpoint_every
@@ -123,13 +121,9 @@ class PretrainingTask(Task):
         # Import here, because TensorFlow is slow to import and not needed to describe or time models.
         from bertjax.data.pretraining.batches import train_dataset, verified_batches
 
+        seed, dupe_factor = self.config.seed, self.config.data.dupe_factor
         dataset = train_dataset(
-            self.corpus,
-            phase,
-            seed=self.config.seed,
-            dupe_factor=self.config.data.dupe_factor,
-            start_step=start_step,
-            shard=shard,
+            self.corpus, phase, seed=seed, dupe_factor=dupe_factor, start_step=start_step, shard=shard
         )
         # `verified_batches` verifies the checksums of the corpus in the background.
         return self.objective.postprocess_batches(verified_batches(dataset, self.corpus))
@@ -142,10 +136,8 @@ class PretrainingTask(Task):
         return self.objective.postprocess_batches(verified_batches(dataset, self.corpus))
 
     def full_cost_before(self, step: int) -> StepCost:
-        total = StepCost()
-        for phase in self.phases:
-            total += self.objective.step_cost(phase, max(0, min(step, phase.stop_step) - phase.start_step))
-        return total
+        steps = (max(0, min(step, phase.stop_step) - phase.start_step) for phase in self.phases)
+        return sum(map(self.objective.step_cost, self.phases, steps), StepCost())
 
     def axis_sizes(self, phase: int = 0) -> dict[str, int]:
         return self.objective.axis_sizes(self.phases[phase])
@@ -176,10 +168,7 @@ class PretrainingTask(Task):
 
     def check_data_files(self, wait: bool) -> None:
         checksums = self.corpus.checksums
-        if wait:
-            checksums.wait()
-        else:
-            checksums.check()
+        (checksums.wait if wait else checksums.check)()
 
     def _make_eval_dataset(self, shard: DataShard) -> Any:
         from bertjax.data.pretraining.batches import eval_dataset
