@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,12 +125,10 @@ class SquadTask(FinetuningTask):
     def read_source(self, split: str) -> Questions:
         """Reads the split's configured file, or its default file in `data.path`."""
         data = self.config.data
-        folder = Path(data.path).expanduser()
-        is_triviaqa = data.version == _TRIVIAQA
+        folder, is_triviaqa = Path(data.path).expanduser(), data.version == _TRIVIAQA
         field = "train_file" if split == "train" else "eval_file"
         default = f"qa/wikipedia-{split}" if is_triviaqa else f"{split}-v{data.version}"
-        name = getattr(data, field) or default
-        path = folder / name
+        path = folder / (getattr(data, field) or default)
         files = (path.with_name(f"{path.name}{ending}") for ending in ("", ".json", ".jsonl", ".json.xz"))
         file = next(filter(Path.is_file, files), None)
         if file is None:
@@ -153,10 +150,9 @@ class SquadTask(FinetuningTask):
 
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         answers = self._answers(outputs)
-        if self._is_v2:
-            threshold = self._null_threshold(answers)
-            scores = squad_metrics.score_v2(self._gold, _texts(answers, threshold))
-            return {**scores, "null_threshold": threshold}
+        threshold = self._null_threshold(answers)
+        if threshold is not None:
+            return {**squad_metrics.score_v2(self._gold, _texts(answers, threshold)), "null_threshold": threshold}
         return squad_metrics.score_v1(self._gold, _texts(answers)) if self.is_labeled() else {}
 
     def baseline(self) -> dict[str, float]:
@@ -176,12 +172,13 @@ class SquadTask(FinetuningTask):
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
         """Writes the official prediction file, the n-best answers and, for 2.0, the null odds."""
         answers = self._answers(outputs)
-        threshold = self._null_threshold(answers) if self._is_v2 else math.inf
-        files: dict[str, Any] = {"predictions.json": _texts(answers, threshold)}
+        files: dict[str, Any] = {"predictions.json": _texts(answers, self._null_threshold(answers))}
         if self._is_v2:
             files["null_odds.json"] = {id_: answer.null_odds for id_, answer in answers.items()}
+        nbest = {id_: nbest_with_probabilities(answer, self._is_v2).items() for id_, answer in answers.items()}
         files["nbest_predictions.json"] = {
-            id_: nbest_with_probabilities(answer, self._is_v2) for id_, answer in answers.items()
+            id_: [{"text": span.text, "probability": value, "score": span.score} for span, value in spans]
+            for id_, spans in nbest.items()
         }
         return [
             write_atomic(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
@@ -189,11 +186,10 @@ class SquadTask(FinetuningTask):
         ]
 
     def prediction_records(self) -> list[PredictionRecords]:
-        def make(outputs: list[dict[str, np.ndarray]]) -> Iterator[Record]:
+        def make(outputs: list[dict[str, np.ndarray]]) -> list[Record]:
             answers = self._answers(outputs)
-            threshold = self._null_threshold(answers) if self._is_v2 else None
-            for id_, answer in answers.items():
-                yield {"id": id_, **answer_record(answer, threshold)}
+            threshold = self._null_threshold(answers)
+            return [{"id": id_, **answer_record(answer, threshold)} for id_, answer in answers.items()]
 
         return [PredictionRecords(RECORDS_FILE, make)]
 
@@ -209,11 +205,11 @@ class SquadTask(FinetuningTask):
         data = self.config.data
         return best_answers(self._questions, self._windows, outputs, data.n_best, data.max_answer_len)
 
-    def _null_threshold(self, answers: dict[str, Answer]) -> float:
-        """Returns the configured null threshold, or the threshold with the best F1 on the evaluated questions."""
+    def _null_threshold(self, answers: dict[str, Answer]) -> float | None:
+        """Returns the configured null threshold, or that with the best F1 on the evaluated questions (1.1: None)."""
         data, gold = self.config.data, self._gold
-        if not data.choose_null_threshold:
-            return data.null_threshold
+        if not (self._is_v2 and data.choose_null_threshold):
+            return data.null_threshold if self._is_v2 else None
         if not any(gold.values()):
             raise UsageError(
                 "the evaluation file has no gold answers to choose a null threshold; set config.data.null_threshold to "
@@ -224,9 +220,10 @@ class SquadTask(FinetuningTask):
         return _round_up(squad_metrics.best_threshold(gold, f1_scores, predictions, null_odds))
 
 
-def _texts(answers: dict[str, Answer], threshold: float = math.inf) -> dict[str, str]:
-    """Returns the predicted text by question id, or "" if the null odds exceed the threshold."""
-    return {id_: "" if answer.null_odds > threshold else answer.text for id_, answer in answers.items()}
+def _texts(answers: dict[str, Answer], threshold: float | None = None) -> dict[str, str]:
+    """Returns the predicted text by question id, or "" if the null odds exceed the threshold (None: no threshold)."""
+    limit = math.inf if threshold is None else threshold
+    return {id_: "" if answer.null_odds > limit else answer.text for id_, answer in answers.items()}
 
 
 def _round_up(threshold: float) -> float:

@@ -1,7 +1,6 @@
 """Answers to questions: the n best spans and the null (no-answer) score, from the logits of passage windows."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ _ODDS_WITHOUT_SPAN = 1e9
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """Candidate answer with its score and character offsets (end exclusive). The null answer has no offsets."""
+    """Candidate answer with its score and character offsets (end exclusive). The null answer, "", has no offsets."""
 
     text: str
     score: float
@@ -93,14 +92,12 @@ def _window_spans(
     ]
 
 
-def nbest_with_probabilities(answer: Answer, include_null: bool) -> list[dict[str, Any]]:
-    """Returns the n best answers with probabilities, best first. `include_null` adds the null answer, with text ""."""
+def nbest_with_probabilities(answer: Answer, include_null: bool) -> dict[Candidate, float]:
+    """Returns the probability of each of the n best answers, best first. `include_null` adds the null answer."""
     candidates = [*answer.nbest, *([Candidate("", answer.null_score)] if include_null else [])]
-    if not candidates:
-        return []
-    probabilities = softmax(np.array([candidate.score for candidate in candidates]))
-    pairs = sorted(zip(candidates, probabilities, strict=True), key=lambda pair: -pair[0].score)
-    return [{"text": each.text, "probability": float(probability), "score": each.score} for each, probability in pairs]
+    candidates.sort(key=lambda candidate: -candidate.score)
+    probabilities = softmax(np.array([candidate.score for candidate in candidates])) if candidates else ()
+    return dict(zip(candidates, map(float, probabilities), strict=True))
 
 
 def answer_record(answer: Answer, null_threshold: float | None) -> Record:
@@ -112,14 +109,9 @@ def answer_record(answer: Answer, null_threshold: float | None) -> Record:
     has_null = null_threshold is not None
     is_null = not answer.nbest or (has_null and answer.null_odds > null_threshold)
     span = Candidate("", answer.null_score) if is_null else answer.nbest[0]
-    candidates = nbest_with_probabilities(answer, has_null)
-    best = next((candidate for candidate in candidates if candidate["text"] == span.text), None)
-    record: Record = {
-        "prediction": span.text,
-        "start": span.start,
-        "end": span.end,
-        "probability": round_digits(best["probability"]) if best else 1.0,
-    }
+    probabilities = nbest_with_probabilities(answer, has_null)
+    probability = round_digits(probabilities.get(span, 1.0))
+    record: Record = {"prediction": span.text, "start": span.start, "end": span.end, "probability": probability}
     if has_null:
         record["null_odds"] = round_digits(answer.null_odds)
-    return {**record, "score": round_digits(best["score"])} if best else record
+    return {**record, "score": round_digits(span.score)} if probabilities else record

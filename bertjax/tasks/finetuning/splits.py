@@ -1,7 +1,9 @@
 """Selection of the split to evaluate, dev sets held out from training data, and random fractions of training data."""
 
 import hashlib
-from collections import Counter
+import itertools
+import math
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,10 +43,8 @@ def divide(
     training, dev = read_stats[-1], None
     if data.dev_share:
         documents = _documents(rows)
-        texts: list[list[bytes]] = [[] for _ in range(documents[-1] + 1)]
-        for document, text in zip(documents, rows.texts(), strict=True):
-            texts[document].append(text)
-        contents = [b"\n".join(document_texts) for document_texts in texts]
+        groups = itertools.groupby(zip(documents, rows.texts(), strict=True), key=operator.itemgetter(0))
+        contents = [b"\n".join(text for _, text in group) for _, group in groups]
         selected = select_dev_rows(contents, data.dev_share, data.dev_seed)
         if selected.all():
             raise UsageError(
@@ -77,16 +77,10 @@ def select_dev_rows(contents: Sequence[bytes], fraction: float, seed: int) -> np
     """
     key = seed.to_bytes(8, "little")
     hashes = [hashlib.blake2b(content, key=key, digest_size=16).digest() for content in contents]
-    counts = Counter(hashes)
-    selected: set[bytes] = set()
-    rows = 0
-    for digest in sorted(counts):
-        # Round, because 0.1 * 30 is above 3 in floating point.
-        if rows >= round(fraction * len(contents), 6):
-            break
-        selected.add(digest)
-        rows += counts[digest]
-    return np.array([digest in selected for digest in hashes], bool)
+    # Round, because 0.1 * 30 is above 3 in floating point.
+    count = max(1, math.ceil(round(fraction * len(hashes), 6)))
+    last = sorted(hashes)[count - 1]
+    return np.array([digest <= last for digest in hashes], bool)
 
 
 def sample_fraction(count: int, fraction: float) -> np.ndarray:
