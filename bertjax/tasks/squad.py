@@ -113,6 +113,7 @@ class SquadTask(FinetuningTask):
     missing_data = "no data; set --config.data.path to the folder of SQuAD's train-v1.1.json and dev-v1.1.json"
     default_metric = "f1"
     config: SquadConfig
+    hashed_answers = ()
     # Evaluation questions (default: none).
     _questions = Questions()
 
@@ -146,6 +147,7 @@ class SquadTask(FinetuningTask):
         examples, windows = make_windows(source, self.tokenizer, stats, **sizes)
         if not training:
             self._questions, self._windows = source, windows
+            self.hashed_answers = [(question.id, question.answers) for question in source]
         return examples
 
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
@@ -165,9 +167,6 @@ class SquadTask(FinetuningTask):
     def is_labeled(self) -> bool:
         # In SQuAD 2.0, a question without answers counts as labeled: it is unanswerable.
         return self._is_v2 or any(question.answers for question in self._questions)
-
-    def hashed_answers(self) -> Any:
-        return [(question.id, question.answers) for question in self._questions]
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
         """Writes the official prediction file, the n-best answers and, for 2.0, the null odds."""

@@ -50,6 +50,7 @@ class FinetuningTask(Task):
       vocabulary, tokenizer: vocabulary of the config or the checkpoint, and its tokenizer.
       split: split to evaluate: "dev", "test", `splits.HELD_OUT` or `NO_SPLIT`.
       read_stats: row counts of each input file.
+      hashed_answers: gold answers that the examples lack, as a JSON value, for `data_hash` (default: None).
       train_examples: training examples (None: the task is built for evaluation only).
       eval_examples: evaluation examples (None: no evaluation).
       order: order of the training batches (only with training examples).
@@ -61,6 +62,7 @@ class FinetuningTask(Task):
     by_document = False
     train_examples: Examples | None = None
     eval_examples: Examples | None = None
+    hashed_answers: Any = None
     config: FinetuningConfig
 
     def __init__(self, config: FinetuningConfig, train: bool = True) -> None:
@@ -212,14 +214,10 @@ class FinetuningTask(Task):
         """Returns specifications of the JSON Lines files that `predict` writes (default: none, no predictions)."""
         return ()
 
-    def hashed_answers(self) -> Any:
-        """Returns gold answers to add to `data_hash`, as a JSON value, or None if the examples contain them."""
-        return None
-
     def hash_data(self) -> str:
         """Returns the SHA-256 of the examples and of `hashed_answers`."""
         parts = [part.fingerprint() for part in (self.train_examples, self.eval_examples) if part is not None]
-        return hashlib.sha256(json.dumps([parts, self.hashed_answers()]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([parts, self.hashed_answers]).encode()).hexdigest()
 
     # Interface of `Task`.
 
@@ -312,7 +310,6 @@ class FinetuningTask(Task):
         return f"{len(lines)} classes: {listed(lines, _MAX_LOGGED_CLASSES)}" if lines else ""
 
     def _describe_class_weights(self) -> str:
-        """Returns a log line with the class weights of the training loss, or ""."""
         weights = getattr(self.objective, "weighting", UNWEIGHTED).weights
         pairs = [f"{name!r}={weight:.4g}" for name, weight in zip(self.labels, weights, strict=False)]
         return f"class weights: {listed(pairs, _MAX_LOGGED_CLASSES)}" if pairs and self.train_examples else ""
@@ -320,9 +317,5 @@ class FinetuningTask(Task):
     def _cost(self, rows: int, length: int) -> StepCost:
         model, head = self.objective.model.config, self.config.feature_head
         positions = rows * self.sequences_per_example * length
-        return StepCost(
-            rows,
-            positions,
-            positions * flops_per_token(model, length, feature_head=head),
-            positions * attention_flops_per_token(model, length, head),
-        )
+        flops = positions * flops_per_token(model, length, feature_head=head)
+        return StepCost(rows, positions, flops, positions * attention_flops_per_token(model, length, head))

@@ -75,17 +75,13 @@ class Embedding(Objective):
             return {self.loss: jnp.zeros(2)}, outputs
         vectors = self.encode(params, batch, dropout_key)
         examples = vectors.reshape(len(batch["weights"]), -1, vectors.shape[-1])
-        embedded = EmbeddedBatch(
-            examples[:, 0],
-            examples[:, 1:],
-            batch["weights"],
-            batch["document_weights"],
-            batch.get("labels"),
-            self._class_logits(params, examples) if self.num_classes else None,
-            batch.get("guide"),
-        )
-        function = LOSSES[self.loss].function
-        loss = sum(function(embedded.truncate(dim), self.options) for dim in self.dims or (vectors.shape[-1],))
+        arrays: dict[str, Any] = {name: batch[name] for name in EmbeddedBatch._fields if name in batch}
+        if self.num_classes:
+            arrays["class_logits"] = self._class_logits(params, examples)
+        queries, documents, loss = examples[:, 0], examples[:, 1:], 0.0
+        for dim in self.dims or (vectors.shape[-1],):
+            embedded = EmbeddedBatch(queries[:, :dim], documents[..., :dim], **arrays)
+            loss += LOSSES[self.loss].function(embedded, self.options)
         weight = self.denominators(batch)[self.loss]
         return {self.loss: jnp.stack([loss * weight, weight])}, {}
 
@@ -96,9 +92,8 @@ class Embedding(Objective):
 
         def encode_chunk(rows: Batch, chunk: Any) -> jax.Array:
             rows = {name: with_logical_constraint(rows[name], ("batch", None)) for name in rows}
-            return self.apply(
-                params, rows, block_key(dropout_key, chunk, num_chunks) if num_chunks > 1 else dropout_key
-            )
+            key = block_key(dropout_key, chunk, num_chunks) if num_chunks > 1 else dropout_key
+            return self.apply(params, rows, key)
 
         vectors = in_blocks(encode_chunk, rows, num_chunks)
         num_texts = len(batch["weights"]) * (1 + batch["document_weights"].shape[1])

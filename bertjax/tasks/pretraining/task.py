@@ -71,19 +71,16 @@ class PretrainingTask(Task):
             if train:
                 if problem := documents_problem(corpus, "train", self.objective.pairing):
                     raise UsageError(problem)
-                self._warn_if_pairs_are_trivial(corpus)
+                has_single = has_single_sentences(corpus.train.num_documents, corpus.train.num_sentences)
+                if has_single and self.objective.pairing == NEXT_SENTENCE:
+                    logger.warning(
+                        f"nearly every document of {config.data.corpus} has one sentence, so nearly all sentence pairs "
+                        "are NotNext; prepare it again with blank lines only between documents, or set "
+                        "--config.data.objective=none"
+                    )
             self.evaluation_problem = documents_problem(corpus, "heldout", self.objective.pairing)
         # Cache the evaluation pipeline, because TensorFlow takes seconds to trace it.
         self._eval_dataset = functools.cache(self._make_eval_dataset)
-
-    def _warn_if_pairs_are_trivial(self, corpus: Corpus) -> None:
-        has_single = has_single_sentences(corpus.train.num_documents, corpus.train.num_sentences)
-        if has_single and self.objective.pairing == NEXT_SENTENCE:
-            logger.warning(
-                f"nearly every document of {self.config.data.corpus} has one sentence, so nearly all sentence pairs "
-                "are NotNext; prepare it again with blank lines only between documents, or set "
-                "--config.data.objective=none"
-            )
 
     @property
     def phase_schedule(self) -> tuple[tuple[int, float], ...]:
