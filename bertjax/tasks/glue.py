@@ -63,6 +63,8 @@ _PAIR = ("sentence1", "sentence2")
 DIAGNOSTIC = "diagnostic"
 _NLI = ("contradiction", "entailment", "neutral")
 _TFDS_NLI = ("premise", "hypothesis")
+_MNLI_SETS = {"": "_matched", "_mismatched": "_mismatched"}
+_MNLI_SUBMISSION = {"": "MNLI-m.tsv", "_mismatched": "MNLI-mm.tsv"}
 _COLA = ("source", "label", "star", "sentence")
 SPECS = {
     "cola": GlueSpec("CoLA", ("sentence",), "label", _BINARY, ("matthews", "accuracy"), header=_COLA),
@@ -71,14 +73,7 @@ SPECS = {
     "stsb": GlueSpec("STS-B", _PAIR, "score", (), ("spearman", "pearson")),
     "qqp": GlueSpec("QQP", ("question1", "question2"), "is_duplicate", _BINARY, ("f1", "accuracy")),
     "mnli": GlueSpec(
-        "MNLI",
-        _PAIR,
-        "gold_label",
-        _NLI,
-        ("accuracy",),
-        eval_sets={"": "_matched", "_mismatched": "_mismatched"},
-        submission={"": "MNLI-m.tsv", "_mismatched": "MNLI-mm.tsv"},
-        tfds_texts=_TFDS_NLI,
+        "MNLI", _PAIR, "gold_label", _NLI, ("accuracy",), _MNLI_SETS, _MNLI_SUBMISSION, tfds_texts=_TFDS_NLI
     ),
     "qnli": GlueSpec("QNLI", ("question", "sentence"), "label", _ENTAILMENT, ("accuracy",)),
     "rte": GlueSpec("RTE", _PAIR, "label", _ENTAILMENT, ("accuracy",)),

@@ -9,8 +9,6 @@ from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.tagging import TaggingTask
 from bertjax.utils.sections import bounded
 
-_CONTEXTS = ("document", "sentence")
-
 
 @dataclasses.dataclass(frozen=True)
 class NerData(FinetuningData):
@@ -21,7 +19,7 @@ class NerData(FinetuningData):
       train_file, dev_file, test_file: names of the files in `path`.
     """
 
-    context: str = bounded("document", choices=_CONTEXTS)
+    context: str = bounded("document", choices=("document", "sentence"))
     train_file: str = "eng.train"
     dev_file: str = "eng.testa"
     test_file: str = "eng.testb"

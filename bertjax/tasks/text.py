@@ -64,14 +64,11 @@ class TableData(FinetuningData):
         """True if a training, dev or test file is set."""
         return bool(self.train_file or self.dev_file or self.test_file)
 
-    def file_of(self, split: str) -> str:
-        """Returns the file of the split "train", "dev" or "test"."""
-        if file := getattr(self, f"{split}_file"):
-            return file
-        raise UsageError(f"no file for the {split} set; set --config.data.{split}_file=FILE")
-
-    def read_rows(self, file: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
-        """Reads columns of a file, see `read_table`. Returns the rows, and counts that grow as rows are read."""
+    def read_rows(self, split: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
+        """Reads columns of "train", "dev" or "test", see `read_table`. Returns the rows, and counts that grow."""
+        file = getattr(self, f"{split}_file")
+        if not file:
+            raise UsageError(f"no file for the {split} set; set --config.data.{split}_file=FILE")
         path = Path(self.path).expanduser() / file
         stats = ReadStats(str(path))
         return read_table(path, columns, stats, keep_short=keep_short), stats
@@ -159,7 +156,7 @@ class TextTask(RowsTask):
         super().load(train)
 
     def read_rows(self, split: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
-        return self.config.data.read_rows(self.config.data.file_of(split), columns, keep_short)
+        return self.config.data.read_rows(split, columns, keep_short)
 
     def predictions(self, logits: np.ndarray) -> np.ndarray:
         if self.config.data.kind == "multilabel":
@@ -194,20 +191,19 @@ class TextTagsTask(TaggingTask):
         data = self.config.data
         label = data.label if split != "test" else None
         columns = [data.text, *([label] if label else [])]
-        rows, stats = data.read_rows(data.file_of(split), columns, keep_short=split != "train")
+        rows, stats = data.read_rows(split, columns, keep_short=split != "train")
         self.read_stats.append(stats)
         return read_tagged_rows(rows, data.text, label, stats, keep_untagged=split != "train")
 
     def read_columns(self, columns: Sequence[str]) -> Iterator[Row]:
-        data = self.config.data
-        file = data.file_of("train" if self.split == splits.HELD_OUT else self.split)
-        return data.read_rows(file, columns, keep_short=True)[0]
+        split = "train" if self.split == splits.HELD_OUT else self.split
+        return self.config.data.read_rows(split, columns, keep_short=True)[0]
 
 
 def _read_labels(data: TextData, separator: str) -> list[str]:
     """Returns the distinct labels of the training file, sorted by `sort_labels`."""
     target = Target(data.label, (), separator)
-    rows, stats = data.read_rows(data.file_of("train"), [data.label], keep_short=False)
+    rows, stats = data.read_rows("train", [data.label], keep_short=False)
     spellings: dict[str, Counter[str]] = {}
     multi_hot, max_names = "", 0
     for row in rows:
