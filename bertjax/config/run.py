@@ -76,7 +76,7 @@ class RunConfig(Section):
     @property
     def has_data(self) -> bool:
         """True if data is configured."""
-        raise NotImplementedError
+        return self.data.has_files
 
     @property
     def patience(self) -> int:

@@ -144,8 +144,3 @@ class FinetuningConfig(RunConfig):
             value, default = (operator.attrgetter(field)(config) for config in (self, FinetuningConfig()))
             if value != default:
                 raise UsageError(f"config.{field}={value!r} has no effect: {reason}; leave it unset")
-
-    @property
-    def has_data(self) -> bool:
-        """True if data files are configured. Without data, a task has only synthetic batches."""
-        return self.data.has_files

@@ -72,6 +72,11 @@ class PretrainingData(Section):
     discriminator_weight: float = bounded(50.0, at_least=0)
     masking: Masking = Masking()
 
+    @property
+    def has_files(self) -> bool:
+        """True if a corpus is configured."""
+        return bool(self.corpus)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         options = {
@@ -125,11 +130,6 @@ class PretrainingConfig(RunConfig):
                 f"config.data.objective={self.data.objective} would let the model see the tokens that it predicts; set "
                 "model.attention_direction=left or right, or model.encoder=lstm"
             )
-
-    @property
-    def has_data(self) -> bool:
-        """True if a corpus is configured."""
-        return bool(self.data.corpus)
 
     @property
     def objective_class(self) -> type[PretrainingObjective]:
