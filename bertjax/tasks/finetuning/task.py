@@ -114,11 +114,8 @@ class FinetuningTask(Task):
 
     def _objective_with_feature_head(self, vocab_size: int) -> Objective:
         objective, head = self.make_objective(self.config.model_config(vocab_size)), self.config.feature_head
-        if hasattr(objective.model, "feature_head"):
-            return dataclasses.replace(objective, model=objective.model.clone(feature_head=head))
-        if head.is_used:
-            raise UsageError(f"the task {self.config.task} has no feature head; leave config.feature_head unset")
-        return objective
+        model = objective.model.clone(feature_head=head) if head.is_used else objective.model
+        return dataclasses.replace(objective, model=model)
 
     def _set_schedule(self) -> None:
         """Sets batch sizes, number of steps, and intervals of evaluations and checkpoints."""
