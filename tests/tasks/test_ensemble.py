@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from command_runs import evaluate, predict, records, refused, train
 from commanding import printed
-from finetuning_data import conll_files, glue_files, squad_files
+from finetuning_data import conll_files, glue_files, learnable_squad_files
 
-squad_files_v2 = functools.partial(squad_files, version="2.0")
+squad_files_v2 = functools.partial(learnable_squad_files, version="2.0")
 TASKS = {
     "classes": ("glue.py:task=cola", glue_files, {}),
     "spans": ("squad.py:version=2.0", squad_files_v2, {"data.seq_len": 128, "data.n_best": 200}),
