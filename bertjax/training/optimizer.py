@@ -22,7 +22,6 @@ from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError
 from bertjax.model.encoder import ENCODER
 from bertjax.model.layers import is_stacked
-from bertjax.training.freezing import Freezing
 
 # Root mean square of Muon's updates.
 _MUON_RMS = 0.2
@@ -258,12 +257,10 @@ class Optimizer(NamedTuple):
     Attributes:
       config: config without the fields of the learning-rate schedule.
       tx: optax transformation of the trainable parameters. The train step multiplies its updates by the learning rate.
-      freezing: parameters that are not trained.
     """
 
     config: OptimizerConfig
     tx: optax.GradientTransformation
-    freezing: Freezing
 
 
 def make_optimizer(config: OptimizerConfig) -> Optimizer:
@@ -294,4 +291,4 @@ def _make_optimizer(config: OptimizerConfig) -> Optimizer:
         scale_by_layer_trust_ratio() if config.name == "lamb" else optax.identity(),
         scale_by_layer_decay(config.layer_decay, config.freeze_layers) if has_layer_decay else optax.identity(),
     )
-    return Optimizer(config, tx, Freezing(config.freeze_layers, config.freeze))
+    return Optimizer(config, tx)
