@@ -18,7 +18,7 @@ from bertjax.training.evaluation import evaluate
 from bertjax.training.history import evaluation_history, read_log
 from bertjax.training.metrics import import_tracker
 from bertjax.training.multihost import raise_on_all_hosts
-from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule, restart_moments
+from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
 from bertjax.training.preemption import stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
@@ -140,9 +140,9 @@ def train(
         batches = task.train_batches(step, data_shard(mesh))
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
-            if 0 < step == head_steps:
+            if 0 < step == head_steps and config.optimizer.name != "bert_adam":
                 # All parameters share a count of updates, for bias correction. It must start with the encoder's first.
-                state = state.replace(opt_state=restart_moments(state.opt_state, config.optimizer))
+                state = state.replace(opt_state=jax.tree.map(jnp.zeros_like, state.opt_state))
             with profiler.step(step):
                 state = step_function(step)(state, batch, dropout_key, device_schedule)
             step += 1

@@ -157,14 +157,10 @@ def test_schedule_after_the_head_steps_starts_at_zero_and_drops_after_warm_up(he
 
 
 def _one_layer(seed: int, scale: float) -> dict:
-    rng = np.random.default_rng(seed)
+    draw = np.random.default_rng(seed).standard_normal
     # Attention kernels have shape [hidden size, heads, head size].
-    shapes = {"attention": {"query": {"kernel": (16, 4, 4), "bias": (4, 4)}}, "norm": {"scale": (16,)}}
-    return as_float32(jax.tree.map(lambda shape: scale * rng.standard_normal(shape), shapes, is_leaf=_is_shape))
-
-
-def _is_shape(value) -> bool:
-    return isinstance(value, tuple)
+    tree = {"attention": {"query": {"kernel": draw((16, 4, 4)), "bias": draw((4, 4))}}, "norm": {"scale": draw(16)}}
+    return as_float32(jax.tree.map(lambda x: scale * x, tree))
 
 
 def _stacked(layers: list[dict]) -> dict:
