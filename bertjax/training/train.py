@@ -15,14 +15,13 @@ from jax.sharding import Mesh
 from bertjax.errors import BertjaxError, DivergenceError, UsageError
 from bertjax.tasks.task import Task
 from bertjax.training.evaluation import evaluate
-from bertjax.training.history import evaluation_history, read_log
-from bertjax.training.metrics import import_tracker
+from bertjax.training.metrics import evaluation_metrics, import_tracker
 from bertjax.training.multihost import raise_on_all_hosts
 from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
 from bertjax.training.preemption import stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
-from bertjax.training.results import load_best, write_results
+from bertjax.training.results import EvaluationHistory, load_best, read_log, write_results
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
 from bertjax.training.startup import open_workdir, restore_or_init
 from bertjax.training.step import TrainState, abstract_state, make_train_step, metric_means, random_key
@@ -100,7 +99,8 @@ def train(
         step = int(state.step)  # number of updates so far, and index of the next step
         # Lines up to `step`. `Progress` deletes later ones, because the run logs these steps again.
         logged = read_log(task, workdir, step) if step else []
-        history = evaluation_history(task, logged)
+        evaluations = {line["step"]: metrics for line in logged if (metrics := evaluation_metrics(line))}
+        history = EvaluationHistory(task.best_metric, config.patience, evaluations)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, logged, schedule, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
         # The schedule is a pytree of numbers, an argument of the step. `jit` replicates it on all devices. `device_put`
