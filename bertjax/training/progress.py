@@ -29,7 +29,7 @@ from bertjax.training.metrics import (
     group_metrics,
     read_lines,
 )
-from bertjax.training.plots import plot_finetuning, plot_pretraining
+from bertjax.training.plots import plot_curves
 from bertjax.training.step import TrainState, metric_means
 from bertjax.training.workdir import CURVES
 from bertjax.utils.terminal import duration, progress_bar
@@ -165,15 +165,11 @@ class Progress:
 
     def plot_curves(self) -> None:
         """Draws `curves.png` if `metrics.jsonl` contains at least two lines."""
-        lines, path, task = read_lines(self._workdir / METRICS), self._workdir / CURVES, self._task
-        if not self._files or len(lines) < 2:
-            return
-        if task.steps_per_epoch:
-            metrics = [task.best_metric] if task.best_metric else task.objective.metrics
-            plot_finetuning(lines, path, metrics, task.steps_per_epoch, self.baseline)
-        else:
-            ends = [stop for stop, _ in task.phase_schedule[:-1]]
-            plot_pretraining(lines, path, task.objective.metrics, [*task.other_tasks], ends)
+        lines = read_lines(self._workdir / METRICS)
+        if self._files and len(lines) > 1:
+            # Curves of pre-training do not show the baseline, which may take minutes to compute.
+            baseline = self.baseline if self._task.steps_per_epoch else {}
+            plot_curves(self._task, lines, self._workdir / CURVES, baseline)
 
     def finish(self, step: int, best: epath.Path) -> None:
         """Logs the duration of a finished run."""

@@ -105,7 +105,7 @@ def test_evaluations_share_one_dataset_of_known_length(corpus, monkeypatch):
 def test_evaluations_redraw_curves_at_most_once_per_interval(corpus, tmp_path, monkeypatch, seconds, lines_drawn):
     num_lines = []
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_DRAWINGS", seconds)
-    monkeypatch.setattr(progress, "plot_pretraining", lambda lines, path, *_: num_lines.append(len(lines)))
+    monkeypatch.setattr(progress, "plot_curves", lambda task, lines, *_: num_lines.append(len(lines)))
     schedule, sums = bert_schedule(1e-2, 3, 14), {"token_fraction": np.array([1.0, 1.0])}
     with contextlib.closing(progress.Progress(make(corpus), epath.Path(tmp_path), 0, [], schedule)) as run:
         for step in (0, 5, 10):
