@@ -56,11 +56,11 @@ def open_workdir(
         workdirs.check_config(workdir, config, task.data_hash)
         state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state_shapes))
         check_free_space(workdir, 2 * state_bytes, "two checkpoints", "choose another --workdir")
-        workdirs.write_config(workdir, config, task.data_hash, init_from)
-        check_still_owner = workdirs.take_ownership(workdir)
         if jax.process_index() == 0:
+            workdirs.write_config(workdir, config, task.data_hash, init_from)
             for name, content in task.workdir_files.items():
                 write_atomic(workdir / name, content)
+        check_still_owner = workdirs.take_ownership(workdir)
         keep, every = task.config.keep_checkpoints, task.checkpoint_every
         checkpoints = Checkpoints(workdir, keep, lambda step: model_metadata(task.objective_at(step).model), every)
         with contextlib.closing(checkpoints):

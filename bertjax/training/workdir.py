@@ -20,7 +20,7 @@ from bertjax.tasks.build import config_class
 from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, resolve_checkpoint_path, saved_fingerprint, workdir_of
 from bertjax.training.multihost import raise_on_all_hosts
 from bertjax.utils.io import AnyPath, check_bucket, is_remote, read_json_object, remove_temporaries, write_atomic
-from bertjax.utils.json_files import naming, write_json
+from bertjax.utils.json_files import naming, read_object, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +73,7 @@ def check_unrelated_files(workdir: epath.Path, marker: str = CONFIG) -> None:
     unrelated = [name for name in names if not any(fnmatch(name, pattern) for pattern in _ALLOWED_FILES)]
     if unrelated and marker not in names:
         raise UsageError(f"{workdir} contains unrelated files: {listed(unrelated, 3)}; choose another --workdir")
-    config = _read_json(workdir / CONFIG)
-    if config is not None and not {"task", "data", "model"} <= config.keys():
+    if CONFIG in names and not {"task", "data", "model"} <= read_object(workdir / CONFIG).keys():
         raise UsageError(f"{workdir / CONFIG} is not the config of a run; choose another --workdir")
 
 
@@ -129,12 +128,13 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
     """
     if not has_checkpoints(workdir):
         return
-    saved, data, increased = _read_json(workdir / CONFIG) or {}, _read_json(workdir / DATA), {}
-    if data is None:
+    saved, data, results = (read_object(workdir / name, optional=True) for name in (CONFIG, DATA, RESULTS))
+    increased: dict[str, Any] = {}
+    if not data:
         raise BertjaxError(f"{workdir / DATA} is missing; restore the file, or choose another --workdir")
     with naming(workdir / RESULTS):
-        results = _read_json(workdir / RESULTS) or {}
-        if _newest_step(workdir) <= results.get("last_step", -1):  # The run is finished, without later checkpoints.
+        steps = [int(step.name) for step in (workdir / CHECKPOINTS).glob("*") if step.name.isdecimal()]
+        if max(steps, default=0) <= results.get("last_step", -1):  # The run is finished, without later checkpoints.
             # Use the epochs and steps of the results. `config.json` may be from an attempt to continue the run that was
             # interrupted before its first checkpoint.
             finished = {name: results["config"][name] for name in ("epochs", "steps") if name in results["config"]}
@@ -142,9 +142,7 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
             if len(config.get("phases", ())) <= 1:  # With several phases, more steps would move the later phases.
                 # Ignore steps=0, which means that `epochs` determines the number of steps.
                 increased = {name: config[name] for name, value in finished.items() if 0 < value < config[name]}
-    problem = ""
-    if data.get("sha256") != data_hash:
-        problem = "on other data"
+    problem = "on other data" if data.get("sha256") != data_hash else ""
     with naming(workdir / CONFIG):
         if saved and (changes := result_differences({**saved, **increased}, config)):
             problem = f"with another config ({changes})"
@@ -160,27 +158,21 @@ def write_config(workdir: epath.Path, config: dict[str, Any], data_hash: str, in
 
     `init_from` is the checkpoint with the initial parameters (None: random parameters).
     """
-    if jax.process_index() == 0:
-        write_json(workdir / CONFIG, config)
-        if not has_checkpoints(workdir):
-            origin = read_origin(workdir_of(init_from)) if init_from else {}
-            data = {
-                "sha256": data_hash,
-                "started_from": saved_fingerprint(init_from) if init_from else "",
-                "init_from": {name: origin[name] for name in ("source", "address") if name in origin},
-            }
-            write_json(workdir / DATA, data)
+    write_json(workdir / CONFIG, config)
+    if not has_checkpoints(workdir):
+        origin = read_origin(workdir_of(init_from)) if init_from else {}
+        data = {
+            "sha256": data_hash,
+            "started_from": saved_fingerprint(init_from) if init_from else "",
+            "init_from": {name: origin[name] for name in ("source", "address") if name in origin},
+        }
+        write_json(workdir / DATA, data)
 
 
 def saved_init_fingerprint(workdir: epath.Path) -> str | None:
     """Returns the fingerprint of a run's initial parameters ("": random), or None if the run has no checkpoints."""
-    data = _read_json(workdir / DATA) if has_checkpoints(workdir) else None
-    return None if data is None else data.get("started_from", "")
-
-
-def _newest_step(workdir: epath.Path) -> int:
-    folder = workdir / CHECKPOINTS
-    return max((int(step.name) for step in folder.glob("*") if step.name.isdecimal()), default=0)
+    data = read_object(workdir / DATA, optional=True) if has_checkpoints(workdir) else {}
+    return data.get("started_from", "") if data else None
 
 
 def has_checkpoints(workdir: epath.Path) -> bool:
@@ -217,20 +209,10 @@ def pinned_address(address: str, path: str) -> str:
 
     Returns other addresses and local paths unchanged.
     """
-    init_from = (_read_json(resolve_checkpoint_path(path) / DATA) or {}).get("init_from") or {}
+    init_from = read_object(resolve_checkpoint_path(path) / DATA, optional=True).get("init_from") or {}
     return init_from["source"] if init_from.get("address") == address else address
 
 
 def is_converted(workdir: AnyPath) -> bool:
     """Returns True if `bertjax convert` wrote the workdir."""
     return (workdir / ORIGIN).exists()
-
-
-def _read_json(file: epath.Path) -> dict[str, Any] | None:
-    if not file.exists():
-        return None
-    try:
-        return read_json_object(file)
-    except ValueError as error:
-        fix = "remove it, and run the same command again" if file.name == RESULTS else "choose another --workdir"
-        raise BertjaxError(f"{file} is damaged ({error}); {fix}") from error
