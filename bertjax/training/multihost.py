@@ -128,10 +128,10 @@ def assert_same_run(description: dict[str, Any]) -> None:
     # Convert tuples to lists, because process 0 broadcasts its description as JSON, which has no tuples.
     description = json.loads(json.dumps(description))
     expected = broadcast_from_host0(lambda: description)
-    changed = [line for line in differences(expected, description) if not line.startswith(_LOCAL_FIELDS)]
 
     def check() -> None:
-        if changed:
+        changes = differences(expected, description)
+        if changed := [line for line in changes if not line.startswith(_LOCAL_FIELDS)]:
             message = f"config or data differ from those of process 0: {'; '.join(changed[:5])}"
             raise UsageError(f"{message}; start all processes with the same command and data")
 
