@@ -1,4 +1,4 @@
-"""Training loop of all tasks, with logging, evaluation, checkpoints and profiling."""
+"""Training loop of all tasks: start from a checkpoint, logging, evaluation, checkpoints and profiling."""
 
 import contextlib
 import logging
@@ -13,18 +13,29 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax.errors import BertjaxError, DivergenceError, UsageError
+from bertjax.model.models import EmbeddingModel
 from bertjax.tasks.task import Task
+from bertjax.training.checkpoint import Checkpoints, restore_opt_state, saved_fingerprint, workdir_of
+from bertjax.training.compatibility import check_vocabulary, has_output_layer_of, source_of
 from bertjax.training.evaluation import evaluate
 from bertjax.training.metrics import evaluation_metrics, import_tracker
 from bertjax.training.multihost import raise_on_all_hosts
-from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
+from bertjax.training.optimizer import Optimizer, describe_head_steps, make_optimizer, make_schedule
+from bertjax.training.parameters import load_params
 from bertjax.training.preemption import stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
 from bertjax.training.results import EvaluationHistory, load_best, read_log, write_results
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
-from bertjax.training.startup import open_workdir, restore_or_init
-from bertjax.training.step import TrainState, abstract_state, make_train_step, metric_means, random_key
+from bertjax.training.step import (
+    TrainState,
+    abstract_state,
+    make_init_state,
+    make_train_step,
+    metric_means,
+    random_key,
+)
+from bertjax.training.workdir import open_workdir, saved_init_fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -86,16 +97,19 @@ def train(
         raise UsageError(
             "--keep_optimizer needs a pre-training config without optimizer.head_steps; omit --keep_optimizer"
         )
+    if init_from:
+        check_vocabulary(task, init_from, task.objective.can_add_pieces)
     for note in (*task.notes, *describe_head_steps(config.optimizer)):
         logger.info(note)
 
     with contextlib.ExitStack() as stack:
         # Local workdirs are locked. `gs://` workdirs cannot be locked; for these, `check_still_owner` raises if
         # another run has taken the workdir over.
-        workdir, checkpoints, check_still_owner = stack.enter_context(open_workdir(task, path, init_from, state_shapes))
+        opened = stack.enter_context(open_workdir(task, path, init_from, state_shapes))
+        workdir, checkpoints, check_still_owner = opened
         stop_requested = stack.enter_context(stop_requests())
         heartbeat = stack.enter_context(watchdog(config.hang_seconds))
-        state = restore_or_init(task, optimizer, mesh, workdir, checkpoints, state_shapes, init_from, keep_optimizer)
+        state = _restore_or_init(task, optimizer, mesh, workdir, checkpoints, state_shapes, init_from, keep_optimizer)
         step = int(state.step)  # number of updates so far, and index of the next step
         # Lines up to `step`. `Progress` deletes later ones, because the run logs these steps again.
         logged = read_log(task, workdir, step) if step else []
@@ -178,6 +192,53 @@ def train(
         values = write_results(task, mesh, state, params, workdir, checkpoint, history, progress, heartbeat)
         progress.finish(step, checkpoint)
         return {"step": step, "stopped": False, "checkpoint": str(checkpoint), **values}
+
+
+def _restore_or_init(
+    task: Task,
+    optimizer: Optimizer,
+    mesh: Mesh,
+    workdir: epath.Path,
+    checkpoints: Checkpoints,
+    state_shapes: TrainState,
+    init_from: epath.Path | None,
+    keep_optimizer: bool,
+) -> TrainState:
+    """Restores the newest checkpoint of the workdir, or initializes a new state if there are no checkpoints."""
+
+    def init() -> TrainState:
+        return make_init_state(task.objective, optimizer, mesh)(random_key(task.config.seed, "init"))
+
+    state = checkpoints.restore_latest(state_shapes, init)
+    if state is not None:
+        ignored = "; --init_from is ignored" if init_from else ""
+        if init_from and saved_fingerprint(init_from) != saved_init_fingerprint(workdir):
+            if task.has_cached_features:
+                raise UsageError(
+                    f"the run of {workdir} started from different parameters than --init_from, so cached features "
+                    "would differ; use the original --init_from or another --workdir"
+                )
+            ignored += ", and the run started from different parameters"
+        logger.info(f"resumed {workdir} at step {int(state.step):,}{ignored}")
+        return state
+    state = init()
+    if init_from is None:
+        logger.info("starting at step 0 with random parameters, because --init_from is not set")
+        return state
+    reinit_params = () if has_output_layer_of(task, init_from) else task.reinit_params
+    # With `keep_optimizer`, pieces cannot be added, because the saved optimizer state lacks their moments.
+    new_pieces = check_vocabulary(task, init_from, task.objective.can_add_pieces and not keep_optimizer)
+    state = state.with_initial_params(load_params(init_from, state.params, reinit_params, new_pieces))
+    if keep_optimizer:
+        state = state.replace(opt_state=restore_opt_state(init_from, state_shapes, task.config.optimizer.name))
+    restored = "parameters and optimizer state" if keep_optimizer else "parameters"
+    logger.info(f"starting at step 0 with the {restored} of {source_of(init_from)}")
+    if (workdir_of(init_from) / "modules.json").exists() and not isinstance(task.objective.model, EmbeddingModel):
+        logger.warning("dropped the sentence-transformers modules, because training changes the states that they pool")
+    if new_pieces:
+        count = len(new_pieces.parts)
+        logger.info(f"initialized the embeddings of {count:,} new vocabulary pieces as means over their old pieces")
+    return state
 
 
 def _log_and_reset(task: Task, state: TrainState, step: int, progress: Progress) -> TrainState:

@@ -1,6 +1,7 @@
-"""Functions that create, lock and check a workdir before the first training step."""
+"""Functions that create, lock and check a workdir before the first training step, and open its checkpoints."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import secrets
@@ -15,11 +16,15 @@ from filelock import FileLock, Timeout
 
 from bertjax.config.fields import differences, with_defaults
 from bertjax.config.run import PATH_FIELDS
-from bertjax.errors import BertjaxError, UsageError, listed
+from bertjax.data.corpus.vocabulary import ENTRY
+from bertjax.errors import BertjaxError, DivergenceError, UsageError, listed
 from bertjax.tasks.build import config_class
-from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, resolve_checkpoint_path, saved_fingerprint, workdir_of
-from bertjax.training.multihost import raise_on_all_hosts
-from bertjax.utils.io import AnyPath, check_bucket, is_remote, read_json_object, remove_temporaries, write_atomic
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
+from bertjax.tasks.task import Task
+from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, Checkpoints, resolve_checkpoint_path, workdir_of
+from bertjax.training.checkpoint_metadata import model_metadata, read_metadata
+from bertjax.training.multihost import assert_same_run, assert_shared_workdir, raise_on_all_hosts
+from bertjax.utils.io import AnyPath, check_bucket, check_free_space, is_remote, remove_temporaries, write_atomic
 from bertjax.utils.json_files import naming, read_object, write_json
 
 logger = logging.getLogger(__name__)
@@ -53,6 +58,52 @@ _RESUMABLE_FIELDS = (
 _MAX_SHOWN_DIFFERENCES = 5
 # Files that a new workdir may contain: hidden files, a converted checkpoint, logs of a shell or a scheduler.
 _ALLOWED_FILES = (".*", CONVERTED, "*.log", "*.out", "*.err")
+
+
+@contextlib.contextmanager
+def open_workdir(
+    task: Task, path: str, init_from: epath.Path | None, state_shapes: Any
+) -> Iterator[tuple[epath.Path, Checkpoints, Callable[[], None]]]:
+    """Creates and locks the workdir, checks that it belongs to this run, and opens its checkpoints.
+
+    `init_from` is the checkpoint with the initial parameters of a new run (None: random parameters). `state_shapes` is
+    the abstract train state.
+
+    Yields:
+      The workdir, its checkpoints, and a function that raises if another run has taken over the workdir.
+    """
+    config: dict[str, Any] = dataclasses.asdict(task.config)
+    init_fingerprint = read_metadata(init_from).fingerprints["params"] if init_from else ""
+    # Compare the contents of vocabulary and labels, because their paths may differ between hosts.
+    files = {name: json.loads(task.workdir_files[name]) for name in (ENTRY, OUTPUT_LAYER) if name in task.workdir_files}
+    assert_same_run({"config": config, "data": task.data_hash, "started_from": init_fingerprint, "files": files})
+    workdir = create(path)
+    assert_shared_workdir(workdir)
+    if config["data"].get("vocabulary"):  # The original file may be in the temporary folder of a converted checkpoint.
+        config["data"]["vocabulary"] = str(workdir / ENTRY)
+    with acquire_lock(workdir):
+        check_config(workdir, config, task.data_hash)
+        state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state_shapes))
+        check_free_space(workdir, 2 * state_bytes, "two checkpoints", "choose another --workdir")
+        if jax.process_index() == 0:
+            write_json(workdir / CONFIG, config)
+            if not has_checkpoints(workdir):
+                origin = read_origin(workdir_of(init_from)) if init_from else {}
+                source = {name: origin[name] for name in ("source", "address") if name in origin}
+                data = {"sha256": task.data_hash, "started_from": init_fingerprint, "init_from": source}
+                write_json(workdir / DATA, data)
+            for name, content in task.workdir_files.items():
+                write_atomic(workdir / name, content)
+        check_still_owner = take_ownership(workdir)
+        keep, every = task.config.keep_checkpoints, task.checkpoint_every
+        checkpoints = Checkpoints(workdir, keep, lambda step: model_metadata(task.objective_at(step).model), every)
+        with contextlib.closing(checkpoints):
+            try:
+                yield workdir, checkpoints, check_still_owner
+            except DivergenceError as error:
+                checkpoints.wait()
+                remedy = "use a lower optimizer.learning_rate or a longer warm-up, in a new --workdir"
+                raise DivergenceError(f"{error}; {checkpoints.describe_last()}; {remedy}") from error
 
 
 def create(path: str, marker: str = CONFIG) -> epath.Path:
@@ -153,22 +204,6 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
         logger.info(f"continuing the finished run with {change}; the learning rate reaches 0 at the new last step")
 
 
-def write_config(workdir: epath.Path, config: dict[str, Any], data_hash: str, init_from: epath.Path | None) -> None:
-    """Writes the config of a run. Before the first checkpoint, also writes the hashes of data and initial parameters.
-
-    `init_from` is the checkpoint with the initial parameters (None: random parameters).
-    """
-    write_json(workdir / CONFIG, config)
-    if not has_checkpoints(workdir):
-        origin = read_origin(workdir_of(init_from)) if init_from else {}
-        data = {
-            "sha256": data_hash,
-            "started_from": saved_fingerprint(init_from) if init_from else "",
-            "init_from": {name: origin[name] for name in ("source", "address") if name in origin},
-        }
-        write_json(workdir / DATA, data)
-
-
 def saved_init_fingerprint(workdir: epath.Path) -> str | None:
     """Returns the fingerprint of a run's initial parameters ("": random), or None if the run has no checkpoints."""
     data = read_object(workdir / DATA, optional=True) if has_checkpoints(workdir) else {}
@@ -199,8 +234,8 @@ def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool =
 def read_origin(workdir: AnyPath) -> dict[str, Any]:
     """Reads the source of a workdir's converted checkpoint. Returns {} if the checkpoint was not converted."""
     try:
-        return read_json_object(workdir / ORIGIN)
-    except (OSError, ValueError):
+        return read_object(workdir / ORIGIN)
+    except UsageError:
         return {}
 
 

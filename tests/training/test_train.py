@@ -29,7 +29,7 @@ from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
-from bertjax.training import progress, startup
+from bertjax.training import progress, workdir
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.evaluation import evaluate_batches
@@ -303,7 +303,7 @@ def test_hosts_compare_their_configs_data_hashes_and_workdir_files(corpus, tmp_p
         compared.update(values)
         raise UsageError("end of test")
 
-    monkeypatch.setattr(startup, "assert_same_run", record)
+    monkeypatch.setattr(workdir, "assert_same_run", record)
     with pytest.raises(UsageError, match="end of test"):
         loop.train(task, str(tmp_path / "run"))
     # Contents are compared, since paths may differ between hosts.
