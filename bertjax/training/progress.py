@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import optax
 from etils import epath
 
 from bertjax.model.flops import peak_flops_per_second
@@ -29,6 +28,7 @@ from bertjax.training.metrics import (
     group_metrics,
     read_lines,
 )
+from bertjax.training.optimizer import make_schedule
 from bertjax.training.plots import plot_curves
 from bertjax.training.step import TrainState, metric_means
 from bertjax.training.workdir import CURVES
@@ -48,19 +48,14 @@ class Progress:
     """
 
     def __init__(
-        self,
-        task: Task,
-        workdir: epath.Path,
-        step: int,
-        lines: Sequence[dict[str, Any]],
-        schedule: optax.Schedule,
-        trackers: Sequence[str] = (),
+        self, task: Task, workdir: epath.Path, step: int, lines: Sequence[dict[str, Any]], trackers: Sequence[str] = ()
     ) -> None:
         """Opens the files of a run.
 
         `step` is the number of finished steps (0: a new run). `lines` are the records of `metrics.jsonl` up to `step`.
         """
-        self._task, self._workdir, self._schedule = task, workdir, schedule
+        self._task, self._workdir = task, workdir
+        self._schedule = make_schedule(task.config.optimizer, task.warmup_steps, task.phase_schedule)
         self.first_loss = next((line["loss"] for line in lines if "loss" in line), math.inf)
         self._files: dict[str, JsonlWriter] = {}
         self._boards: list[TensorBoardWriter | TrackerWriter] = []
@@ -207,11 +202,9 @@ class Progress:
         return {"tokens": tokens, "positions": self._task.full_cost_before(step).positions}
 
     def _cost(self, start: int, stop: int) -> StepCost:
-        """Returns the cost of the steps `start` to `stop` - 1."""
         return cost_before(self._task, stop) - cost_before(self._task, start)
 
     def _reset_clock(self, step: int) -> None:
-        """Starts the measurement of the speed after `step`."""
         self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
 
     def _measure_speed(self, step: int, token_fraction: float, attention_fraction: float) -> None:

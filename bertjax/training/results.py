@@ -109,9 +109,7 @@ def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, A
             raise KeyError("config")
         return results
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise BertjaxError(
-            f"cannot read {file}: {first_line(error)}; remove it and train again with the same command"
-        ) from error
+        raise BertjaxError(f"cannot read {file}: {first_line(error)}; remove it and train again") from error
 
 
 def load_best(workdir: epath.Path, checkpoints: Checkpoints, state: TrainState) -> tuple[epath.Path, Any]:
@@ -172,8 +170,7 @@ def write_results(
         score = f", {metric.name} {float(values[metric.name]):.4g}" if metric and metric.name in values else ""
         files = re.sub(r"[^\s,]*/", "", task.results["evaluated_on"])
         plot_confusion(reports, workdir / CONFUSION, f"{task.config.task}, {files}{score}")
-    # Write this file last, because it marks the run as finished. A run that is killed before this line writes all
-    # files again when it resumes.
+    # Write this file last, because it marks the run as finished. A run killed before writes all files again.
     write_json(workdir / RESULTS, results)
     log_results(values, history.metrics_at(0), progress.baseline)
     log_reports(reports)

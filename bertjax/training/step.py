@@ -45,8 +45,7 @@ class TrainState(flax.struct.PyTreeNode):
     sums: MetricSums
     bad_step: jax.Array
 
-    # Change `eval_field` and `with_initial_params` to evaluate other parameters, such as moving averages; see
-    # docs/extending.md.
+    # To evaluate other parameters, such as moving averages, change these methods; see docs/extending.md.
     @property
     def eval_field(self) -> str:
         """Name of the field with the parameters to evaluate, which `--init_from` and inference load."""
@@ -113,26 +112,17 @@ def make_train_step(
     `jax.tree_util.Partial` whose numbers are inputs of the compiled step. Unlike in most optax code, it is not a part
     of the optimizer, so that the trials of a sweep can share one compiled step.
 
-    Args:
-      objective: model and losses.
-      optimizer: optax transformation and frozen parameters.
-      mesh: device mesh.
-      grad_accum_steps: number of micro-batches per step. It does not change the gradient, except for rounding and
-        dropout, because the losses are divided by the denominators of the whole batch.
-      head_only: whether to train only the head, as in the first `config.optimizer.head_steps` steps. The encoder has
-        gradients of 0 and no updates.
+    `grad_accum_steps` is the number of micro-batches per step. It does not change the gradient, except for rounding and
+    dropout, because the losses are divided by the denominators of the whole batch. With `head_only`, as in the first
+    `config.optimizer.head_steps` steps, the encoder has gradients of 0 and no updates.
     """
     if grad_accum_steps > 1 and not objective.splits_into_micro_batches:
-        raise UsageError(
-            f"config.grad_accum_steps={grad_accum_steps} is not supported, because the loss of a row depends on other "
-            "rows of its batch; use 1"
-        )
+        reason = "because the loss of a row depends on other rows of its batch"
+        raise UsageError(f"config.grad_accum_steps={grad_accum_steps} is not supported, {reason}; use 1")
     state_shapes = abstract_state(objective, optimizer, mesh)
     trainable_head = {*state_shapes.params} - {ENCODER, *optimizer.config.freeze}
     if head_only and not trainable_head:
-        raise UsageError(
-            "config.optimizer.head_steps would train nothing, because only the encoder is trainable; use 0"
-        )
+        raise UsageError("config.optimizer.head_steps would train nothing: only the encoder is trainable; use 0")
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
         trainable, frozen = split_frozen(state.params, optimizer.config)
@@ -142,8 +132,7 @@ def make_train_step(
         def loss_fn(trainable: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
             if trains_only_head:  # Do not freeze the encoder: the optimizer state must have the encoder's arrays.
                 trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
-            # The model gets frozen layers as a second stack, so that the backward pass stops above them. The state has
-            # one stack.
+            # The model gets frozen layers as a second stack, so that the backward pass stops above them.
             params = merge_frozen(trainable, frozen)
             sums, _ = objective.compute(params, micro_batch, dropout_key)
             weights = objective.loss_weights

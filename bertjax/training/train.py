@@ -27,14 +27,7 @@ from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
 from bertjax.training.results import EvaluationHistory, load_best, read_log, write_results
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
-from bertjax.training.step import (
-    TrainState,
-    abstract_state,
-    make_init_state,
-    make_train_step,
-    metric_means,
-    random_key,
-)
+from bertjax.training.step import TrainState, abstract_state, make_init_state, make_train_step, metric_means, random_key
 from bertjax.training.workdir import open_workdir, saved_init_fingerprint
 
 logger = logging.getLogger(__name__)
@@ -94,17 +87,14 @@ def train(
     step_function(0)  # Raises if the step cannot be built.
     state_shapes = abstract_state(task.objective, optimizer, mesh)
     if keep_optimizer and (task.reinit_params or head_steps):
-        raise UsageError(
-            "--keep_optimizer needs a pre-training config without optimizer.head_steps; omit --keep_optimizer"
-        )
+        raise UsageError("--keep_optimizer needs a pre-training config without optimizer.head_steps; omit it")
     if init_from:
         check_vocabulary(task, init_from, task.objective.can_add_pieces)
     for note in (*task.notes, *describe_head_steps(config.optimizer)):
         logger.info(note)
 
     with contextlib.ExitStack() as stack:
-        # Local workdirs are locked. `gs://` workdirs cannot be locked; for these, `check_still_owner` raises if
-        # another run has taken the workdir over.
+        # Local workdirs are locked. For `gs://`, `check_still_owner` raises if another run has taken the workdir over.
         opened = stack.enter_context(open_workdir(task, path, init_from, state_shapes))
         workdir, checkpoints, check_still_owner = opened
         stop_requested = stack.enter_context(stop_requests())
@@ -115,7 +105,7 @@ def train(
         logged = read_log(task, workdir, step) if step else []
         evaluations = {line["step"]: metrics for line in logged if (metrics := evaluation_metrics(line))}
         history = EvaluationHistory(task.best_metric, config.patience, evaluations)
-        progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, logged, schedule, trackers)))
+        progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, logged, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
         # The schedule is a pytree of numbers, an argument of the step. `jit` replicates it on all devices. `device_put`
         # would first run a collective to compare the values of the hosts.
@@ -143,8 +133,7 @@ def train(
         # Without scores, as in pre-training, save before an evaluation, because a preempted host may not have enough
         # time left to evaluate. With scores, evaluate before saving, because a checkpoint stores its score.
         saves_first = task.best_metric is None
-        # With scores, do not evaluate a saved step, even if a changed `eval_every` makes it due: its checkpoint cannot
-        # get a score later.
+        # With scores, do not evaluate a saved step, even if it is due now: its checkpoint cannot get a score later.
         if saves_first or step == 0:
             evaluate_if_due(state, step)
 
@@ -168,8 +157,7 @@ def train(
             done = step == task.total_steps or history.is_out_of_patience()
             # `stop_requested` takes the step, so that all hosts stop after the same step.
             stopped = not done and stop_requested(step)
-            # Log before saving, because a checkpoint contains the metric sums since the last logged step. Otherwise, a
-            # resumed run would log these steps again.
+            # Log before saving, because a checkpoint contains the metric sums, so a resumed run would log them again.
             if done or step % config.log_every == 0:
                 state = _log_and_reset(task, state, step, progress)
             if done or stopped or step % task.checkpoint_every == 0 or history.is_best_at(step):
@@ -214,10 +202,8 @@ def _restore_or_init(
         ignored = "; --init_from is ignored" if init_from else ""
         if init_from and saved_fingerprint(init_from) != saved_init_fingerprint(workdir):
             if task.has_cached_features:
-                raise UsageError(
-                    f"the run of {workdir} started from different parameters than --init_from, so cached features "
-                    "would differ; use the original --init_from or another --workdir"
-                )
+                problem = "started from different parameters than --init_from, so cached features would differ"
+                raise UsageError(f"the run of {workdir} {problem}; use the original --init_from or another --workdir")
             ignored += ", and the run started from different parameters"
         logger.info(f"resumed {workdir} at step {int(state.step):,}{ignored}")
         return state

@@ -41,17 +41,10 @@ CONVERTED = "init_from"
 _LOCK = ".lock"
 # Fields that may differ when a run resumes. They affect the result of a step only by rounding.
 _RESUMABLE_FIELDS = (
-    "log_every",
-    "eval_every",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "divergence_factor",
-    "mesh",
-    "cluster",
-    "hang_seconds",
+    *("log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "divergence_factor"),
+    *("mesh", "cluster", "hang_seconds"),
     # These fields change only how the model is compiled, to fit other devices or less memory.
-    "model.scan_layers",
-    "model.remat",
+    *("model.scan_layers", "model.remat"),
     # Data is compared by its hash, so its path may change.
     *PATH_FIELDS,
 )
@@ -186,8 +179,7 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
     with naming(workdir / RESULTS):
         steps = [int(step.name) for step in (workdir / CHECKPOINTS).glob("*") if step.name.isdecimal()]
         if max(steps, default=0) <= results.get("last_step", -1):  # The run is finished, without later checkpoints.
-            # Use the epochs and steps of the results. `config.json` may be from an attempt to continue the run that was
-            # interrupted before its first checkpoint.
+            # Use epochs and steps of the results, because `config.json` may be from an interrupted continuation.
             finished = {name: results["config"][name] for name in ("epochs", "steps") if name in results["config"]}
             saved |= finished
             if len(config.get("phases", ())) <= 1:  # With several phases, more steps would move the later phases.
