@@ -10,8 +10,8 @@ import dataclasses
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,6 @@ from bertjax.training.step import TrainState
 from bertjax.utils.io import is_remote
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 CHECKPOINTS = "checkpoints"
 # Orbax items with arrays: the parameters to evaluate, and all other fields of the train state.
@@ -99,7 +97,8 @@ class Checkpoints:
                 self.move_aside(step, error)
 
     def _read_metadata(self, step: int) -> CheckpointMetadata:
-        return read_on_all_hosts(self.path(step), lambda: read_metadata(self.path(step)))
+        with read_on_all_hosts(self.path(step)):
+            return read_metadata(self.path(step))
 
     def path(self, step: int) -> epath.Path:
         return self._folder / str(step)
@@ -236,23 +235,21 @@ def restore_opt_state(checkpoint: epath.Path, abstract: TrainState, optimizer: s
 def _restore_item(checkpoint: epath.Path, name: str, tree: Any, metadata: CheckpointMetadata) -> Any:
     args = ocp.args.PyTreeRestore(tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
     # Do not use a `Checkpointer`, in whose barrier other hosts would wait for a host that failed to read.
-    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
-        restored = read_on_all_hosts(checkpoint, lambda: handler.restore(checkpoint / name, args=args))
+    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler, read_on_all_hosts(checkpoint):
+        restored = handler.restore(checkpoint / name, args=args)
     metadata.check_fingerprint(name, restored)
     return restored
 
 
-def read_on_all_hosts(checkpoint: epath.Path, read: Callable[[], T]) -> T:
-    """Returns the result of `read`. If it fails on any host, raises on all, so that all use the same checkpoint."""
-
-    def call() -> T:
+@contextlib.contextmanager
+def read_on_all_hosts(checkpoint: epath.Path) -> Iterator[None]:
+    """Raises on all hosts if the block fails on any host, so that all hosts restore the same checkpoint."""
+    with raise_on_all_hosts():
         try:
-            return read()
+            yield
         except Exception as error:  # Orbax and its dependencies raise many exception types on damaged files.
             raise_unless_damage(error, checkpoint)
             raise BertjaxError(first_line(error)) from error
-
-    return raise_on_all_hosts(call)
 
 
 def _array_shapes(tree: Any) -> dict[str, str]:

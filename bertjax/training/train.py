@@ -263,11 +263,8 @@ def _check_steps_finite(state: TrainState) -> None:
 
 def _check_data_files(task: Task, *, wait: bool) -> None:
     """Raises on all hosts if any host has found damaged data. With `wait`, verifies all data first."""
-
-    def check() -> None:
+    with raise_on_all_hosts():
         try:
             task.check_data_files(wait)
         except BertjaxError as error:
             raise BertjaxError(f"{error}; checkpoints may be affected, so train in a new --workdir") from error
-
-    raise_on_all_hosts(check)

@@ -128,17 +128,16 @@ def acquire_lock(workdir: epath.Path) -> Iterator[None]:
     Raises a UsageError if another run has locked the workdir.
     """
 
-    def lock() -> contextlib.AbstractContextManager:
-        if is_remote(workdir) or jax.process_index() != 0:
-            return contextlib.nullcontext()
-        try:
-            acquired = FileLock(workdir / _LOCK).acquire(timeout=0)
-        except Timeout:
-            raise UsageError(f"another run is using the workdir {workdir}; wait or choose another --workdir") from None
-        remove_temporaries(Path(workdir))
-        return acquired
-
-    with raise_on_all_hosts(lock):
+    lock = FileLock(workdir / _LOCK, blocking=False)
+    with contextlib.ExitStack() as stack:
+        with raise_on_all_hosts():
+            if not is_remote(workdir) and jax.process_index() == 0:
+                try:
+                    stack.enter_context(lock)
+                except Timeout:
+                    message = f"another run is using the workdir {workdir}; wait or choose another --workdir"
+                    raise UsageError(message) from None
+                remove_temporaries(Path(workdir))
         yield
 
 
