@@ -28,13 +28,13 @@ def evaluate(args: argparse.Namespace) -> None:
     from bertjax.tasks.build import build_task
     from bertjax.tasks.embedding.task import EmbedTask
     from bertjax.training.checkpoint import resolve_path
-    from bertjax.training.checkpoint_config import choose_evaluation
+    from bertjax.training.checkpoint_config import choose_split
     from bertjax.training.evaluation import evaluate_checkpoint
     from bertjax.training.results import log_results
 
     with open_checkpoint(args) as checkpoint:
         config = config_for_checkpoint(args, checkpoint)
-        task = build_task(choose_evaluation(config, args.split) if args.split else config)
+        task = build_task(choose_split(config, args.split, uses_labels=True) if args.split else config)
         metrics = evaluate_checkpoint(task, checkpoint)
         if isinstance(task, EmbedTask):
             log_results(metrics, {}, task.baseline())

@@ -12,7 +12,7 @@ from bertjax.cli.parser import DISTRIBUTED, INIT_FROM, REQUIRED_CONFIG, command,
     REQUIRED_CONFIG,
     option("--workdir", "sweep folder; resumed if it exists", required=True, metavar="DIR"),
     *(INIT_FROM, DISTRIBUTED),
-    option("--seeds", "number of seeds per setting; each seed is one trial", type=number(int), default=1),
+    option("--seeds", "number of seeds per setting; each seed is one trial", type=number(int, at_least=1), default=1),
     option(
         "--grid",
         "comma-separated values of a config field; repeat the option for more fields, to run all combinations "

@@ -13,8 +13,8 @@ from bertjax.model.config import ABSOLUTE, AUTO, LSTM, Architecture, ModelConfig
 from bertjax.model.partitioning import resolve_auto
 from bertjax.tasks.task import Task
 from bertjax.training.cost import cost_before
-from bertjax.training.freezing import Freezing, check_freezing, count_trainable
-from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
+from bertjax.training.freezing import count_trainable
+from bertjax.training.optimizer import describe_head_steps, make_schedule
 from bertjax.training.sharding import list_devices
 
 # Architecture fields that `_describe_model` does not list as options, because the description prints them elsewhere.
@@ -67,10 +67,8 @@ def describe_task(task: Task) -> str:
         f"{optimizer.weight_decay:g}, {clipping}",
         *_describe_schedule(task),
     ]
-    freezing = make_optimizer(optimizer).freezing
-    if freezing != Freezing():
-        check_freezing(params, freezing)
-        lines.append(f"trainable: {count_trainable(params, freezing):,} parameters; all others are frozen")
+    if optimizer.freeze_layers or optimizer.freeze:
+        lines.append(f"trainable: {count_trainable(params, optimizer):,} parameters; all others are frozen")
     return "\n".join(lines)
 
 

@@ -161,7 +161,7 @@ def run_layers(
     """
     config, is_scanned = parent.config, scans_layers(parent.config)
     outputs = [x[None]]
-    # `Freezing.split` in `training/freezing.py` moves the parameters of frozen layers to their own stack.
+    # `split_frozen` in `training/freezing.py` moves the parameters of frozen layers to their own stack.
     frozen = jax.tree.leaves(parent.get_variable("params", FROZEN_LAYERS))
     num_frozen = len(frozen[0]) if frozen else 0
     if remats_layers(config):

@@ -151,20 +151,13 @@ def bench_input(task: PretrainingTask, seconds: float) -> dict[str, Any]:
     """
     # The benchmark stops at a time limit, long before this number of steps.
     phase = dataclasses.replace(task.phases[0], stop_step=1 << 40)
+    task.check_data_files(wait=True)  # Otherwise, hashing would compete with the measurement for the CPU.
     started = time.perf_counter()
     stream = task.phase_batches(phase, phase.start_step, SINGLE_SHARD)
     first_batches = [next(stream)]
     seconds_to_first_batch = time.perf_counter() - started
-    first_batches += itertools.islice(stream, _WARM_UP_BATCHES)
-    token_fraction = float(np.mean([is_token(batch).mean() for batch in first_batches]))
-    # Wait for the checksums, because hashing would compete with the measurement for the CPU. Then replace the stream,
-    # because it has prefetched batches in the meantime.
-    del stream
-    task.check_data_files(wait=True)
-    stream = task.phase_batches(phase, phase.start_step, SINGLE_SHARD)
     # Do not measure the first batches, which include the start of the pipeline's threads.
-    for _ in range(_WARM_UP_BATCHES):
-        next(stream)
+    first_batches += itertools.islice(stream, _WARM_UP_BATCHES)
     begin = time.perf_counter()
     count = 0
     while count == 0 or time.perf_counter() - begin < seconds:
@@ -172,6 +165,7 @@ def bench_input(task: PretrainingTask, seconds: float) -> dict[str, Any]:
         count += 1
     elapsed = time.perf_counter() - begin
     rate = count * phase.batch_size * phase.seq_len / elapsed
+    token_fraction = float(np.mean([is_token(batch).mean() for batch in first_batches]))
     return {
         "real_tokens_per_second": token_fraction * rate,
         "positions_per_second": rate,

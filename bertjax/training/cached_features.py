@@ -29,14 +29,7 @@ from bertjax.training.checkpoint import saved_fingerprint
 from bertjax.training.checkpoint_config import checkpoint_model
 from bertjax.training.parameters import load_params_on_host
 from bertjax.training.sharding import jit_on_mesh, make_mesh, replicated
-from bertjax.utils.io import (
-    CACHE_DIR_VARIABLE,
-    atomic_file,
-    cache_dir,
-    check_free_space,
-    remove_temporaries,
-    reserve_blocks,
-)
+from bertjax.utils.io import atomic_file, cache_dir, check_free_space, remove_temporaries, reserve_blocks
 from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -45,12 +38,12 @@ logger = logging.getLogger(__name__)
 def add_cached_features(task: Task, init_from: epath.Path | None) -> None:
     """Adds features of the frozen encoder to the examples of a task with `feature_head.features`.
 
-    Features are not cached if the run has several processes or no initial checkpoint (`init_from` is None). In these
-    cases, each train step runs the frozen encoder.
+    If the run has several processes or no initial checkpoint (`init_from` is None), adds no features, and each train
+    step runs the frozen encoder.
     """
-    if not isinstance(task, FinetuningTask) or not task.config.feature_head.features:
+    if not isinstance(task, FinetuningTask) or init_from is None or jax.process_count() > 1:
         return
-    if init_from is None or jax.process_count() > 1:
+    if not task.config.feature_head.features:
         return
     for name in ("train_examples", "eval_examples"):
         examples = getattr(task, name)
@@ -73,7 +66,7 @@ def _cached_features(config: FinetuningConfig, checkpoint: epath.Path, examples:
             return np.memmap(path, np.float32, "r", shape=shape)
         # Remove partial files of killed runs, which may be tens of gigabytes large.
         remove_temporaries(path.parent, path.name)
-        remedy = f"set {CACHE_DIR_VARIABLE} to another folder"
+        remedy = "set BERTJAX_STAGING to another folder"
         check_free_space(path.parent, num_bytes, "features of the frozen encoder", remedy)
         logger.info(f"caching features of the frozen encoder: {num_bytes / 1e9:,.2f} GB in {path}")
         mesh = make_mesh(MeshConfig())
@@ -107,21 +100,15 @@ def make_hidden_states_fn(
 ) -> Callable[[Examples], Iterator[tuple[int, np.ndarray]]]:
     """Returns a function that maps examples to an iterator over (sequence index, hidden states), in any order.
 
-    The hidden states of a sequence are float32 [tokens, C, D].
-
-    Args:
-      config: model config.
-      params: parameters of the encoder, on the mesh.
-      mesh: device mesh.
-      layers: indices of the C layers: 0 for the embeddings, 1 to N for the layers, -1 for the last layer.
-      seq_len: maximum tokens per sequence.
+    The hidden states of a sequence are float32 [tokens, C, D]. `params` are the parameters of the encoder, on the mesh.
+    `layers` are the indices of the C layers: 0 for the embeddings, 1 to N for the layers, -1 for the last layer.
+    `seq_len` is the maximum number of tokens per sequence.
     """
-    layer_indices = np.array(layers)
 
     def hidden_states(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
         inputs = (batch[name] for name in ("input_ids", "segment_ids", "input_mask"))
         outputs: Any = make_encoder(config).apply({"params": params}, *inputs, collect_layers=True)
-        return outputs[1][layer_indices].transpose(1, 2, 0, 3).astype(np.float32)  # [B, L, C, D]
+        return outputs[1][np.array(layers)].transpose(1, 2, 0, 3).astype(np.float32)  # [B, L, C, D]
 
     run = jit_on_mesh(hidden_states, params, mesh)
 

@@ -10,8 +10,8 @@ import dataclasses
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,21 +22,12 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 from bertjax.config.fields import differences
 from bertjax.config.load import load_saved_config
 from bertjax.errors import BertjaxError, LostError, UsageError, first_line
-from bertjax.training.checkpoint_metadata import (
-    CheckpointMetadata,
-    array_shapes,
-    check_fingerprint,
-    fingerprint,
-    raise_unless_damage,
-    read_metadata,
-)
+from bertjax.training.checkpoint_metadata import CheckpointMetadata, fingerprint, raise_unless_damage, read_metadata
 from bertjax.training.multihost import is_collective_error, raise_on_all_hosts
 from bertjax.training.step import TrainState
 from bertjax.utils.io import is_remote
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 CHECKPOINTS = "checkpoints"
 # Orbax items with arrays: the parameters to evaluate, and all other fields of the train state.
@@ -85,11 +76,8 @@ class Checkpoints:
         self._workdir, self._folder, self._model = workdir, workdir / CHECKPOINTS, model
         # Orbax stores scores, too, but without a checksum.
         self._scores: dict[int, float | None] = {}
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=KeepBestAndPeriodic(keep, every, self._scores),
-            cleanup_tmp_directories=True,
-            enable_async_checkpointing=True,
-        )
+        policy = KeepBestAndPeriodic(keep, every, self._scores)
+        options = ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=True)
         arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_MIN_SHARED_BYTES)
         registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
         handlers = {name: ocp.PyTreeCheckpointHandler(type_handler_registry=registry) for name in _ITEMS}
@@ -109,10 +97,10 @@ class Checkpoints:
                 self.move_aside(step, error)
 
     def _read_metadata(self, step: int) -> CheckpointMetadata:
-        return read_on_all_hosts(self.path(step), lambda: read_metadata(self.path(step)))
+        with read_on_all_hosts(self.path(step)):
+            return read_metadata(self.path(step))
 
     def path(self, step: int) -> epath.Path:
-        """Returns the folder of a step."""
         return self._folder / str(step)
 
     def save(self, state: TrainState, score: float | None = None, sha256: str = "") -> None:
@@ -127,12 +115,10 @@ class Checkpoints:
             return
         items = _as_items(vars(state), state.eval_field)
         fingerprints = {name: fingerprint(tree) for name, tree in items.items()}
-        fields: dict[str, Any] = {"arrays": array_shapes(state), "score": score, "metrics_sha256": sha256}
+        fields: dict[str, Any] = {"arrays": _array_shapes(state), "score": score, "metrics_sha256": sha256}
         metadata = CheckpointMetadata(step, **self._model(step), fingerprints=fingerprints, **fields)
-        args = ocp.args.Composite(
-            **{name: ocp.args.PyTreeSave(tree) for name, tree in items.items()},
-            meta=ocp.args.JsonSave(metadata.as_json()),
-        )
+        arrays = {name: ocp.args.PyTreeSave(tree) for name, tree in items.items()}
+        args = ocp.args.Composite(**arrays, meta=ocp.args.JsonSave(metadata.as_json()))
         self._scores[step] = score
         self._report_failure(lambda: self._manager.save(step, args=args))
 
@@ -157,8 +143,7 @@ class Checkpoints:
 
     def describe_last(self) -> str:
         """Returns a clause that names the newest complete checkpoint, for use in error messages."""
-        # List the folder, because after a failed save, the manager no longer lists the checkpoints that it would have
-        # replaced.
+        # List the folder: after a failed save, the manager lacks the checkpoints that it would have replaced.
         try:
             steps = _complete_checkpoints(self._folder)
         except Exception:  # A storage failure may make listing fail, too.
@@ -181,7 +166,7 @@ class Checkpoints:
             try:
                 metadata = self._read_metadata(step)
                 saved = {"model": metadata.model, "architecture": metadata.architecture, "arrays": metadata.arrays}
-                run = {**self._model(step), "arrays": array_shapes(_saved_fields(abstract, metadata))}
+                run = {**self._model(step), "arrays": _array_shapes(_saved_fields(abstract, metadata))}
                 changes = differences(saved, run)
                 state = None if changes else self._restore(step, metadata, abstract, init)
             except Exception as error:  # Orbax and its dependencies raise many exception types on damaged files.
@@ -214,8 +199,9 @@ class Checkpoints:
     def _restore(
         self, step: int, metadata: CheckpointMetadata, abstract: TrainState, init: Callable[[], TrainState]
     ) -> TrainState:
-        eval_field, items = _abstract_items(abstract, metadata)
+        items = _as_items(_saved_fields(abstract, metadata), abstract.eval_field)
         restored = {name: _restore_item(self.path(step), name, tree, metadata) for name, tree in items.items()}
+        eval_field = abstract.eval_field if "params" in restored["training"] else "params"
         fields = {eval_field: restored["params"], **restored["training"]}
         needed = {name for name, value in vars(abstract).items() if jax.tree.leaves(value)}
         if fields.keys() == needed and fields["sums"].keys() == abstract.sums.keys():
@@ -230,18 +216,15 @@ def restore_opt_state(checkpoint: epath.Path, abstract: TrainState, optimizer: s
     metadata = read_metadata(checkpoint)
     # Compare `params` and `opt_state`, and other fields of the saved state, such as averages. Sums may differ.
     fields = _saved_fields(abstract, metadata)
-    needed = array_shapes({**fields, "params": abstract.params, "opt_state": abstract.opt_state, "sums": {}})
+    needed = _array_shapes({**fields, "params": abstract.params, "opt_state": abstract.opt_state, "sums": {}})
     config = load_saved_config(workdir_of(checkpoint) / "config.json")
     name = config.to_dict().get("optimizer", {}).get("name")
     saved = {name: shape for name, shape in metadata.arrays.items() if not name.startswith("sums/")}
     changes = differences(saved, needed)
     changes += [f"optimizer.name: {name} -> {optimizer}"] if name != optimizer else []
     if changes:
-        raise UsageError(
-            f"{checkpoint} has no optimizer state for this run ({changes[-1]}); use the "
-            "checkpoint's optimizer, model and vocabulary, or omit --keep_optimizer"
-        )
-    training = _abstract_items(abstract, metadata)[1]["training"]
+        raise UsageError(f"{checkpoint} has no optimizer state for this run ({changes[-1]}); omit --keep_optimizer")
+    training = _as_items(fields, abstract.eval_field)["training"]
     try:
         return _restore_item(checkpoint, "training", training, metadata)["opt_state"]
     except Exception as error:  # Orbax raises many exception types on damaged files.
@@ -252,36 +235,39 @@ def restore_opt_state(checkpoint: epath.Path, abstract: TrainState, optimizer: s
 def _restore_item(checkpoint: epath.Path, name: str, tree: Any, metadata: CheckpointMetadata) -> Any:
     args = ocp.args.PyTreeRestore(tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
     # Do not use a `Checkpointer`, in whose barrier other hosts would wait for a host that failed to read.
-    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
-        restored = read_on_all_hosts(checkpoint, lambda: handler.restore(checkpoint / name, args=args))
-    check_fingerprint(name, restored, metadata)
+    with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler, read_on_all_hosts(checkpoint):
+        restored = handler.restore(checkpoint / name, args=args)
+    metadata.check_fingerprint(name, restored)
     return restored
 
 
-def read_on_all_hosts(checkpoint: epath.Path, read: Callable[[], T]) -> T:
-    """Returns the result of `read`. If it fails on any host, raises on all, so that all use the same checkpoint."""
-
-    def call() -> T:
+@contextlib.contextmanager
+def read_on_all_hosts(checkpoint: epath.Path) -> Iterator[None]:
+    """Raises on all hosts if the block fails on any host, so that all hosts restore the same checkpoint."""
+    with raise_on_all_hosts():
         try:
-            return read()
+            yield
         except Exception as error:  # Orbax and its dependencies raise many exception types on damaged files.
             raise_unless_damage(error, checkpoint)
             raise BertjaxError(first_line(error)) from error
 
-    return raise_on_all_hosts(call)
 
-
-def _abstract_items(abstract: TrainState, metadata: CheckpointMetadata) -> tuple[str, dict[str, Any]]:
-    """Returns the name of the state field in a checkpoint's item `params`, and the abstract items to restore."""
-    fields = _saved_fields(abstract, metadata)
-    eval_field = abstract.eval_field if abstract.eval_field in fields else "params"
-    return eval_field, _as_items(fields, eval_field)
+def _array_shapes(tree: Any) -> dict[str, str]:
+    """Returns the dtype and shape of each array, such as `float32[2, 3]`, keyed by path."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype.name}{list(leaf.shape)}"
+        for path, leaf in leaves
+    }
 
 
 def _as_items(fields: dict[str, Any], eval_field: str) -> dict[str, Any]:
-    """Splits the fields of a state into the items `params` and `training`. Leaves out fields without arrays."""
+    """Splits the fields of a state into the items `params` and `training`. Leaves out fields without arrays.
+
+    The item `params` is the field `eval_field` or, in checkpoints without this field, `params`.
+    """
     saved = {name: value for name, value in fields.items() if jax.tree.leaves(value)}
-    return {"params": saved.pop(eval_field), "training": saved}
+    return {"params": saved.pop(eval_field if eval_field in saved else "params"), "training": saved}
 
 
 def _saved_fields(abstract: TrainState, metadata: CheckpointMetadata) -> dict[str, Any]:

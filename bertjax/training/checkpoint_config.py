@@ -28,7 +28,7 @@ from bertjax.utils.io import is_remote
 
 
 def experiment_config(experiment: str, overrides: Sequence[str], init_from: epath.Path | None = None) -> RunConfig:
-    """Loads `experiment` with `load_config` and returns its config, completed by `complete`."""
+    """Loads `experiment` with `load_config` and returns its config, completed by `fill_unset_fields`."""
     return fill_unset_fields(parse_config(load_config(experiment, overrides)), init_from)
 
 
@@ -99,9 +99,8 @@ def checkpoint_config(checkpoint: epath.Path, overrides: Sequence[str], experime
         thetas = {name: getattr(saved_architecture(checkpoint), name) for name in ROPE_THETAS}
         with config_dict.ignore_type():
             config_dict.update({"phases": tuple(phases), "model": thetas})
-    return _with_labels_of(
-        fill_unset_fields(parse_config(apply_overrides(config_dict, overrides)), checkpoint), checkpoint
-    )
+    config = parse_config(apply_overrides(config_dict, overrides))
+    return _with_labels_of(fill_unset_fields(config, checkpoint), checkpoint)
 
 
 def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
@@ -119,42 +118,34 @@ def checkpoint_model(checkpoint: epath.Path) -> ModelConfig:
 
 
 def _with_labels_of(config: RunConfig, checkpoint: epath.Path) -> RunConfig:
-    """Sets an unset `data.labels` to the path of a checkpoint's `output_layer.json`, if it exists.
-
-    If a training file exists, generic labels such as LABEL_0 are not used. The task then reads its labels from this
-    file, and `check_output_layer` matches them by position.
-    """
+    """Sets an unset `data.labels` to the path of a checkpoint's `output_layer.json`, if it exists."""
     data, layer = config.data, read_output_layer(workdir_of(checkpoint))
     if layer is None or getattr(data, "labels", None) != "":
         return config
     train_file = getattr(data, "train_file", "")
-    has_training_file = bool(train_file) and os.path.isfile(os.path.join(data.path, train_file))
-    uses_file = layer.has_generic_labels and has_training_file
-    return config if uses_file else _with_data(config, labels=str(workdir_of(checkpoint) / OUTPUT_LAYER))
+    if layer.has_generic_labels and train_file and os.path.isfile(os.path.join(data.path, train_file)):
+        # The task reads its labels from the training file, and `check_output_layer` matches them by position.
+        return config
+    return _with_data(config, labels=str(workdir_of(checkpoint) / OUTPUT_LAYER))
 
 
-def choose_split(config: RunConfig, split: str) -> RunConfig:
-    """Returns the config with `data.eval_split` set to `split`."""
+def choose_split(config: RunConfig, split: str, uses_labels: bool = False) -> RunConfig:
+    """Returns the config with `data.eval_split` set to `split`.
+
+    With `uses_labels`, sets `data.dev_file` to the test file instead, because tasks may ignore the labels of a test
+    file. The files of embedding tasks stay unchanged, because these tasks use the labels of test files. They also do
+    not require a test file, because `data.retrieval` may contain the test set.
+    """
+    data: Any = config.data
     if split not in SPLITS:
         raise UsageError(f"unknown --split: {split!r}; use one of {', '.join(SPLITS)}")
-    if not hasattr(config.data, "eval_split"):
+    if not hasattr(data, "eval_split"):
         raise UsageError(f"the task {config.task} does not make predictions; use a checkpoint of another task")
-    return _with_data(config, eval_split=split)
-
-
-def choose_evaluation(config: RunConfig, split: str) -> RunConfig:
-    """Returns the config for the evaluation of a split.
-
-    For the test split, sets `data.dev_file` to the test file, because tasks may ignore the labels of a test file. The
-    files of embedding tasks stay unchanged, because these tasks use the labels of test files. They also do not require
-    a test file, because `data.retrieval` may contain the test set.
-    """
-    config = choose_split(config, split)
-    if split == SPLITS[0] or not hasattr(config.data, "test_file") or hasattr(config.data, "retrieval"):
-        return config
-    if not config.data.test_file:
+    if split == SPLITS[0] or not uses_labels or not hasattr(data, "test_file") or hasattr(data, "retrieval"):
+        return _with_data(config, eval_split=split)
+    if not data.test_file:
         raise UsageError("no test file; set it with --config.data.test_file=FILE")
-    return _with_data(config, dev_file=config.data.test_file, eval_split=SPLITS[0], dev_share=0.0)
+    return _with_data(config, dev_file=data.test_file, eval_split=SPLITS[0], dev_share=0.0)
 
 
 def _with_data(config: RunConfig, **fields: Any) -> RunConfig:

@@ -61,19 +61,15 @@ class CheckpointMetadata:
         fields = dataclasses.asdict(self)
         return {**fields, "sha256": _checksum(fields)}
 
+    def check_fingerprint(self, name: str, tree: Any) -> None:
+        """Raises a BertjaxError if the fingerprint of the restored item `name` differs from the saved one."""
+        if (computed := fingerprint(tree)) != self.fingerprints[name]:
+            raise BertjaxError(f"fingerprint of {name} is {computed}, but was {self.fingerprints[name]} when saved")
+
 
 def model_metadata(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Returns the fields `model` and `architecture` of `CheckpointMetadata` for a Flax module."""
     return {"model": model_description(model), "architecture": dataclasses.asdict(model.config.architecture)}
-
-
-def array_shapes(tree: Any) -> dict[str, str]:
-    """Returns the dtype and shape of each array, such as `float32[2, 3]`, keyed by path."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype.name}{list(leaf.shape)}"
-        for path, leaf in leaves
-    }
 
 
 def read_metadata(checkpoint: epath.Path) -> CheckpointMetadata:
@@ -87,10 +83,7 @@ def read_metadata(checkpoint: epath.Path) -> CheckpointMetadata:
         if fields.pop("sha256", None) not in (None, _checksum(fields)):  # Earlier versions wrote no checksum.
             raise ValueError("wrong checksum")
         fields["architecture"] = {**dataclasses.asdict(Architecture()), **fields["architecture"]}
-        metadata = CheckpointMetadata(**fields)
-        if not isinstance(metadata.fingerprints["params"], str) or not isinstance(metadata.model["kind"], str):
-            raise TypeError("wrong type of fingerprints or model")
-        return metadata
+        return CheckpointMetadata(**fields)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise_unless_damage(error, checkpoint)
         message = f"checkpoint {checkpoint} has damaged metadata: {first_line(error)}"
@@ -128,13 +121,6 @@ def raise_unless_damage(error: Exception, checkpoint: epath.Path) -> None:
             message = f"checkpoint {checkpoint} cannot be read ({first_line(cause)}), but is not damaged"
             raise UnavailableError(f"{message}; fix the cause, then run the same command again") from error
         cause = cause.__cause__ or cause.__context__
-
-
-def check_fingerprint(name: str, tree: Any, metadata: CheckpointMetadata) -> None:
-    """Raises a BertjaxError if the fingerprint of the restored item `name` differs from the saved one."""
-    computed, saved = fingerprint(tree), metadata.fingerprints[name]
-    if computed != saved:
-        raise BertjaxError(f"fingerprint of {name} is {computed}, but was {saved} when saved")
 
 
 def fingerprint(tree: Any) -> str:

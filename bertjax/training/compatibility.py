@@ -64,8 +64,7 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
         return []
     order: list[int] | None = []
     source = source_of(checkpoint)
-    # The output layer of a converted checkpoint does not name its task. Compare only its type (multi-label or not) and
-    # its labels.
+    # The output layer of a converted checkpoint does not name its task. Compare only its type and its labels.
     if saved["output"]:
         different = [field for field in ("output", "labels") if saved[field] != expected[field]]
     elif (saved["kind"] == MULTILABEL) != (expected["kind"] == MULTILABEL):
@@ -103,9 +102,7 @@ def _output_order(saved: list[str], labels: list[str], source: str) -> list[int]
     if are_numbers[0]:
         logger.info(matched)
     else:
-        logger.warning(
-            f"{matched}; check that outputs and labels agree, because files may number the classes differently"
-        )
+        logger.warning(f"{matched}; check that outputs and labels agree, because files may number classes differently")
     return []
 
 

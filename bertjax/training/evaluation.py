@@ -78,12 +78,9 @@ def load_for_task(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
     check_batch_sizes((task.eval_batch_size,), mesh)
     check_vocabulary(task, checkpoint)
     order = check_output_layer(task, checkpoint)
-    saved, expected = read_metadata(checkpoint).model["kind"], model_description(task.objective.model)["kind"]
-    if saved != expected and not task.accepts_any_encoder:
-        raise UsageError(
-            f"{checkpoint} contains a model of kind {saved!r}, but the task needs {expected!r}; use a checkpoint "
-            "trained for this task"
-        )
+    saved, needed = read_metadata(checkpoint).model["kind"], model_description(task.objective.model)["kind"]
+    if saved != needed and not task.accepts_any_encoder:
+        raise UsageError(f"{checkpoint} contains a model of kind {saved!r}, but the task needs {needed!r}; use another")
     for note in task.notes:
         logger.info(note)
     params = load_params(checkpoint, abstract_params(task.objective, mesh))

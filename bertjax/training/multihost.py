@@ -84,17 +84,18 @@ def initialize_distributed(config: ClusterConfig) -> None:
         ) from error
 
 
-def raise_on_all_hosts(call: Callable[[], T]) -> T:
-    """Returns the result of `call`. If it raises a BertjaxError on any process, raises that error on all processes.
+@contextlib.contextmanager
+def raise_on_all_hosts() -> Iterator[None]:
+    """If the block raises a BertjaxError on any process, raises that error on all processes at the end of the block.
 
     Otherwise, the other processes would wait for the failed process forever.
     """
     if jax.process_count() == 1:
-        return call()
-    result: Any = None
+        yield
+        return
     failure: BertjaxError | None = None
     try:
-        result = call()
+        yield
     except BertjaxError as error:
         failure = error
     text = f"process {jax.process_index()}: {shortened(failure, 500)}" if failure else ""
@@ -107,14 +108,16 @@ def raise_on_all_hosts(call: Callable[[], T]) -> T:
         error = classes[numbers[first] - 1](np.asarray(texts[first]).tobytes().decode(errors="replace").strip())
         error.on_all_hosts = True
         raise error from failure
-    return result
 
 
 def broadcast_from_host0(read: Callable[[], T]) -> T:
     """Runs `read` on process 0 and returns its result, a JSON value, on all processes."""
     if jax.process_count() == 1:
         return read()
-    content = raise_on_all_hosts(lambda: json.dumps(read()).encode() if jax.process_index() == 0 else b"")
+    content = b""
+    with raise_on_all_hosts():
+        if jax.process_index() == 0:
+            content = json.dumps(read()).encode()
     size = int(multihost_utils.broadcast_one_to_all(np.array(len(content))))
     array = np.frombuffer(content.ljust(size), np.uint8)
     return json.loads(multihost_utils.broadcast_one_to_all(array).tobytes())
@@ -128,14 +131,11 @@ def assert_same_run(description: dict[str, Any]) -> None:
     # Convert tuples to lists, because process 0 broadcasts its description as JSON, which has no tuples.
     description = json.loads(json.dumps(description))
     expected = broadcast_from_host0(lambda: description)
-    changed = [line for line in differences(expected, description) if not line.startswith(_LOCAL_FIELDS)]
-
-    def check() -> None:
-        if changed:
+    with raise_on_all_hosts():
+        changes = differences(expected, description)
+        if changed := [line for line in changes if not line.startswith(_LOCAL_FIELDS)]:
             message = f"config or data differ from those of process 0: {'; '.join(changed[:5])}"
             raise UsageError(f"{message}; start all processes with the same command and data")
-
-    raise_on_all_hosts(check)
 
 
 def assert_shared_workdir(workdir: epath.Path) -> None:
@@ -145,16 +145,13 @@ def assert_shared_workdir(workdir: epath.Path) -> None:
     probe = workdir / f".shared-{broadcast_from_host0(lambda: secrets.token_hex(16))}"
     if jax.process_index() == 0:
         write_atomic(probe, "")
-
-    def check() -> None:
-        deadline = time.monotonic() + _VISIBLE_SECONDS
-        while not probe.exists():
-            if time.monotonic() > deadline:
-                raise UsageError(f"workdir is not shared between hosts: {workdir}; use a shared folder or gs://...")
-            time.sleep(_POLL_SECONDS)
-
+    deadline = time.monotonic() + _VISIBLE_SECONDS
     try:
-        raise_on_all_hosts(check)
+        with raise_on_all_hosts():
+            while not probe.exists():
+                if time.monotonic() > deadline:
+                    raise UsageError(f"workdir is not shared between hosts: {workdir}; use a shared folder or gs://...")
+                time.sleep(_POLL_SECONDS)
     finally:
         if jax.process_index() == 0:
             probe.unlink(missing_ok=True)

@@ -22,7 +22,6 @@ from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError
 from bertjax.model.encoder import ENCODER
 from bertjax.model.layers import is_stacked
-from bertjax.training.freezing import Freezing
 
 # Root mean square of Muon's updates.
 _MUON_RMS = 0.2
@@ -59,15 +58,6 @@ def _with_peaks(starts: jax.Array, peaks: jax.Array, relative: Any, step: jax.Ar
 
 def _head_first(head_steps: jax.Array, head: Any, all_parameters: Any, step: jax.Array) -> jax.Array:
     return jnp.where(step < head_steps, head(step), all_parameters(step - head_steps))
-
-
-def restart_moments(opt_state: Any, config: OptimizerConfig) -> Any:
-    """Returns the optimizer state for the first step after the head steps, where the training of the encoder starts.
-
-    All optimizers except `bert_adam` correct the bias of moments by the number of updates, the same for all parameters.
-    The encoder's moments start now, so this number and the head's moments are reset to 0.
-    """
-    return opt_state if config.name == "bert_adam" else jax.tree.map(jnp.zeros_like, opt_state)
 
 
 def describe_head_steps(config: OptimizerConfig) -> list[str]:
@@ -253,19 +243,16 @@ def _axes_of_one_array(names: Sequence[str], leaf: jax.Array) -> tuple[int, ...]
 
 
 class Optimizer(NamedTuple):
-    """Update rule of the trainable parameters.
+    """Config without the fields of the learning-rate schedule, and optax transformation of the trainable parameters.
 
-    Attributes:
-      config: config without the fields of the learning-rate schedule.
-      tx: optax transformation of the trainable parameters. The train step multiplies its updates by the learning rate.
-      freezing: parameters that are not trained.
+    The train step multiplies the updates of `tx` by the learning rate.
     """
 
     config: OptimizerConfig
     tx: optax.GradientTransformation
-    freezing: Freezing
 
 
+@functools.cache
 def make_optimizer(config: OptimizerConfig) -> Optimizer:
     """Builds the optimizer, without the learning-rate schedule, which is an argument of the train step.
 
@@ -274,11 +261,9 @@ def make_optimizer(config: OptimizerConfig) -> Optimizer:
     """
     rates = {"learning_rate": 0.0, "head_learning_rate": 0.0}
     steps = {"warmup_steps": 0, "decay_steps": -1, "head_steps": 0}
-    return _make_optimizer(dataclasses.replace(config, schedule="bert", **rates, **steps))
-
-
-@functools.cache
-def _make_optimizer(config: OptimizerConfig) -> Optimizer:
+    normalized = dataclasses.replace(config, schedule="bert", **rates, **steps)
+    if config != normalized:
+        return make_optimizer(normalized)
     scale_by_adam = {"bert_adam": scale_by_bert_adam, "muon": scale_by_muon}.get(config.name, optax.scale_by_adam)
     has_layer_decay = config.layer_decay < 1
     rules = [
@@ -294,4 +279,4 @@ def _make_optimizer(config: OptimizerConfig) -> Optimizer:
         scale_by_layer_trust_ratio() if config.name == "lamb" else optax.identity(),
         scale_by_layer_decay(config.layer_decay, config.freeze_layers) if has_layer_decay else optax.identity(),
     )
-    return Optimizer(config, tx, Freezing(config.freeze_layers, config.freeze))
+    return Optimizer(config, tx)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -16,14 +15,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
 from bertjax.model.config import Architecture
-from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint
-from bertjax.training.checkpoint_metadata import (
-    CheckpointMetadata,
-    check_fingerprint,
-    fingerprint,
-    raise_unless_damage,
-    read_metadata,
-)
+from bertjax.training.checkpoint import CHECKPOINTS
+from bertjax.training.checkpoint_metadata import CheckpointMetadata, fingerprint, raise_unless_damage, read_metadata
 from bertjax.training.compatibility import source_of
 from bertjax.training.new_pieces import VOCABULARY_PARAMS, NewPieces
 
@@ -34,28 +27,26 @@ _FILE_BYTES = 4 << 20
 
 
 def load_params(
-    path: str | os.PathLike, target: Any, reinit_params: tuple[str, ...] = (), new_pieces: NewPieces | None = None
+    checkpoint: epath.Path, target: Any, reinit_params: tuple[str, ...] = (), new_pieces: NewPieces | None = None
 ) -> Any:
     """Loads the parameters of a checkpoint in the structure of `target`, to start a run or to evaluate.
 
     Args:
-      path: workdir or checkpoint, see `find_checkpoint`.
+      checkpoint: folder of the checkpoint.
       target: tree of arrays, or of shapes, with shardings. An array that is not in the checkpoint, such as a new output
         layer, is returned unchanged.
       reinit_params: top-level parameters that keep their values in `target`, even if the checkpoint contains them.
       new_pieces: vocabulary pieces that the run adds to the checkpoint's (default: None, equal vocabularies).
 
     Raises:
-      UsageError: no checkpoint exists, a shape differs, or the checkpoint lacks a parameter for which `target` contains
-        a shape instead of an array.
+      UsageError: a shape differs, or the checkpoint lacks a parameter for which `target` contains a shape instead of an
+        array.
       BertjaxError: the checkpoint is damaged or cannot be read.
     """
-    checkpoint = find_checkpoint(path)
     saved = load_params_on_host(checkpoint)
     leaves: dict[str, Any] = flatten_dict(target, sep="/")
     if "pooler/norm/scale" in leaves.keys() - saved.keys():
-        # Initialize the pooler from the masked-LM head. In transformers, all ModernBERT models have the same prediction
-        # head, a dense layer and a norm.
+        # Initialize the pooler from the masked-LM head. In transformers, all ModernBERT models have the same head.
         for name in leaves:
             source = name.replace("pooler/dense/", "masked_lm/transform/").replace("pooler/norm/", "masked_lm/norm/")
             if source in saved.keys() - leaves.keys():
@@ -68,8 +59,8 @@ def load_params(
     if missing := [name for name in new if isinstance(leaves[name], jax.ShapeDtypeStruct)]:
         raise UsageError(f"{checkpoint} lacks the parameters {listed(missing)}; use a checkpoint of the same model")
     if new or unused:
-        modules = Counter(name.split("/")[0] for name in restored)
-        counts = ", ".join(f"{module} ({count} arrays)" for module, count in sorted(modules.items()))
+        modules = sorted(Counter(name.split("/")[0] for name in restored).items())
+        counts = ", ".join(f"{module} ({count} arrays)" for module, count in modules)
         logger.info(f"restored from {source_of(checkpoint)}: {counts}")
     if new:
         logger.info(f"initialized randomly: {', '.join(new)}")
@@ -96,7 +87,7 @@ def load_params_on_host(checkpoint: epath.Path) -> dict[str, np.ndarray]:
                 partial_restore=True,
             )
             params |= flatten_dict(checkpointer.restore(checkpoint / "params", args=args), sep="/")
-        check_fingerprint("params", unflatten_dict(params, sep="/"), read_metadata(checkpoint))
+        read_metadata(checkpoint).check_fingerprint("params", unflatten_dict(params, sep="/"))
     return params
 
 

@@ -1,13 +1,13 @@
 """Plots of a run: training and evaluation metrics, and confusion matrices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from bertjax.metrics.metric import Metric
 from bertjax.metrics.report import ClassReport, truncate_name
+from bertjax.tasks.task import Task
 from bertjax.training.metrics import EVAL_PREFIX
 from bertjax.utils.io import AnyPath, atomic_file
 
@@ -15,62 +15,35 @@ from bertjax.utils.io import AnyPath, atomic_file
 _MAX_NAMED_CLASSES, _MAX_COUNTED_CLASSES = 60, 25
 
 
-def plot_pretraining(
-    lines: list[dict[str, Any]],
-    path: epath.Path,
-    metrics: Sequence[Metric],
-    prefixes: Sequence[str] = (),
-    ends: Sequence[int] = (),
-) -> None:
-    """Plots pre-training metrics against tokens seen: one panel per metric, with losses in the upper row.
+def plot_curves(task: Task, lines: list[dict[str, Any]], path: epath.Path, baseline: Mapping[str, float]) -> None:
+    """Plots the metrics of a run. `lines` are records of `metrics.jsonl`.
 
-    `lines` are records of `metrics.jsonl`. Records without `tokens` are skipped. `prefixes` are the metric prefixes of
-    additional evaluation tasks, such as `general`. Vertical lines mark `ends`, the last steps of training phases.
-    """
-    rows = []
-    for is_loss in (True, False):
-        shown = [metric for metric in metrics if metric.is_loss == is_loss]
-        own = {metric.panel: (metric.name,) for metric in shown}
-        others = {f"{each.panel}, {prefix}": (f"{prefix}_{each.name}",) for prefix in prefixes for each in shown}
-        rows.append({**own, **others})
-    points = [(line["tokens"] / 1e6, line) for line in lines if "tokens" in line]
-    after = [[x for x, line in points if line["step"] >= end] for end in ends]
-    _plot(rows, points, "million tokens", path, {}, [min(xs) for xs in after if xs])
+    Lines are thin for training, thick with markers for evaluations, and dashed for the baseline.
 
+    In tasks with epochs, plots loss and metrics against epochs. The right panel shows the metric that selects the best
+    checkpoint or, without it, the metrics that are not losses, if there are any.
 
-def plot_finetuning(
-    lines: list[dict[str, Any]],
-    path: epath.Path,
-    metrics: Sequence[Metric],
-    steps_per_epoch: int,
-    baseline: Mapping[str, float],
-) -> None:
-    """Plots loss and metrics against epochs, with a marker for each evaluation, and the baseline as dashed lines.
-
-    `lines` are records of `metrics.jsonl`. The right panel shows the metrics that are not losses, or the losses if
-    there are no others.
-    """
-    names = tuple(metric.name for metric in metrics if not metric.is_loss) or tuple(metric.name for metric in metrics)
-    panels = {"loss": ("loss",), ", ".join(names).replace("_", " "): names}
-    _plot([panels], [(line["step"] / steps_per_epoch, line) for line in lines], "epochs", path, baseline)
-
-
-def _plot(
-    rows: Sequence[Mapping[str, tuple[str, ...]]],
-    points: Sequence[tuple[float, dict[str, Any]]],
-    x_label: str,
-    path: epath.Path,
-    baseline: Mapping[str, float],
-    vertical: Sequence[float] = (),
-) -> None:
-    """Draws a grid of panels: thin lines for training, thick lines with markers for evaluations, dashed baselines.
-
-    Each of `rows` maps titles of panels to the names of their metrics. `points` are x coordinates with the records of
-    `metrics.jsonl` to plot there.
+    In pre-training, plots metrics against tokens seen: one panel per metric and evaluation task, with losses in the
+    upper row. Records without `tokens` are skipped. Vertical lines mark the ends of training phases.
     """
     # Import here, because the import takes half a second. `Figure` without pyplot needs no display.
     from matplotlib.figure import Figure
 
+    metrics, rows, phase_ends = task.objective.metrics, [], []
+    if task.steps_per_epoch:
+        selected = [task.best_metric] if task.best_metric else [metric for metric in metrics if not metric.is_loss]
+        names = tuple(metric.name for metric in selected or metrics)
+        rows.append({"loss": ("loss",), ", ".join(names).replace("_", " "): names})
+        points, x_label = [(line["step"] / task.steps_per_epoch, line) for line in lines], "epochs"
+    else:
+        for is_loss in (True, False):
+            shown = [metric for metric in metrics if metric.is_loss == is_loss]
+            own = {metric.panel: (metric.name,) for metric in shown}
+            others = {f"{each.panel}, {name}": (f"{name}_{each.name}",) for name in task.other_tasks for each in shown}
+            rows.append({**own, **others})
+        points, x_label = [(line["tokens"] / 1e6, line) for line in lines if "tokens" in line], "million tokens"
+        after = [[x for x, line in points if line["step"] >= end] for end, _ in task.phase_schedule[:-1]]
+        phase_ends = [min(xs) for xs in after if xs]
     columns = max(map(len, rows))
     width, height = 5.5 * columns, 3.8 * len(rows)
     figure = Figure(figsize=(width, height))
@@ -81,9 +54,9 @@ def _plot(
     for axes in [axes for axes_row, row in zip(grid, rows, strict=True) for axes in axes_row[len(row) :]]:
         axes.remove()
     used = [axes for axes_row, row in zip(grid, rows, strict=True) for axes in axes_row[: len(row)]]
-    for axes, (title, metrics) in zip(used, [panel for row in rows for panel in row.items()], strict=True):
-        for index, name in enumerate(metrics):
-            prefix = f"{name}, " if len(metrics) > 1 else ""
+    for axes, (title, names) in zip(used, [panel for row in rows for panel in row.items()], strict=True):
+        for index, name in enumerate(names):
+            prefix = f"{name}, " if len(names) > 1 else ""
             styles = {"linewidth": 0.8}, {"linewidth": 2.2, "marker": "o", "markersize": 4}
             for key, label, style in zip((name, f"{EVAL_PREFIX}{name}"), ("training", "held out"), styles, strict=True):
                 curve = [(x, line[key]) for x, line in points if isinstance(line.get(key), float)]
@@ -92,7 +65,7 @@ def _plot(
             if name in baseline:
                 label = f"{prefix}baseline {baseline[name]:.3g}"
                 axes.axhline(baseline[name], color="gray", linestyle="--", label=label)
-        for x in vertical:
+        for x in phase_ends:
             axes.axvline(x, color="gray", linewidth=0.6)
         axes.set_title(title)
         axes.grid(alpha=0.3)

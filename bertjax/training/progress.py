@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import optax
 from etils import epath
 
 from bertjax.model.flops import peak_flops_per_second
@@ -29,7 +28,8 @@ from bertjax.training.metrics import (
     group_metrics,
     read_lines,
 )
-from bertjax.training.plots import plot_finetuning, plot_pretraining
+from bertjax.training.optimizer import make_schedule
+from bertjax.training.plots import plot_curves
 from bertjax.training.step import TrainState, metric_means
 from bertjax.training.workdir import CURVES
 from bertjax.utils.terminal import duration, progress_bar
@@ -48,19 +48,14 @@ class Progress:
     """
 
     def __init__(
-        self,
-        task: Task,
-        workdir: epath.Path,
-        step: int,
-        lines: Sequence[dict[str, Any]],
-        schedule: optax.Schedule,
-        trackers: Sequence[str] = (),
+        self, task: Task, workdir: epath.Path, step: int, lines: Sequence[dict[str, Any]], trackers: Sequence[str] = ()
     ) -> None:
         """Opens the files of a run.
 
         `step` is the number of finished steps (0: a new run). `lines` are the records of `metrics.jsonl` up to `step`.
         """
-        self._task, self._workdir, self._schedule = task, workdir, schedule
+        self._task, self._workdir = task, workdir
+        self._schedule = make_schedule(task.config.optimizer, task.warmup_steps, task.phase_schedule)
         self.first_loss = next((line["loss"] for line in lines if "loss" in line), math.inf)
         self._files: dict[str, JsonlWriter] = {}
         self._boards: list[TensorBoardWriter | TrackerWriter] = []
@@ -165,15 +160,11 @@ class Progress:
 
     def plot_curves(self) -> None:
         """Draws `curves.png` if `metrics.jsonl` contains at least two lines."""
-        lines, path, task = read_lines(self._workdir / METRICS), self._workdir / CURVES, self._task
-        if not self._files or len(lines) < 2:
-            return
-        if task.steps_per_epoch:
-            metrics = [task.best_metric] if task.best_metric else task.objective.metrics
-            plot_finetuning(lines, path, metrics, task.steps_per_epoch, self.baseline)
-        else:
-            ends = [stop for stop, _ in task.phase_schedule[:-1]]
-            plot_pretraining(lines, path, task.objective.metrics, [*task.other_tasks], ends)
+        lines = read_lines(self._workdir / METRICS)
+        if self._files and len(lines) > 1:
+            # Curves of pre-training do not show the baseline, which may take minutes to compute.
+            baseline = self.baseline if self._task.steps_per_epoch else {}
+            plot_curves(self._task, lines, self._workdir / CURVES, baseline)
 
     def finish(self, step: int, best: epath.Path) -> None:
         """Logs the duration of a finished run."""
@@ -211,11 +202,9 @@ class Progress:
         return {"tokens": tokens, "positions": self._task.full_cost_before(step).positions}
 
     def _cost(self, start: int, stop: int) -> StepCost:
-        """Returns the cost of the steps `start` to `stop` - 1."""
         return cost_before(self._task, stop) - cost_before(self._task, start)
 
     def _reset_clock(self, step: int) -> None:
-        """Starts the measurement of the speed after `step`."""
         self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
 
     def _measure_speed(self, step: int, token_fraction: float, attention_fraction: float) -> None:

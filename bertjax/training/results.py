@@ -1,9 +1,10 @@
-"""Results of a finished run, in `results.json`."""
+"""Evaluations of a run, which select its best checkpoint and end it early, and its results in `results.json`."""
 
 import dataclasses
 import logging
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,11 +12,13 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax.errors import BertjaxError, first_line
+from bertjax.metrics.metric import Metric
 from bertjax.metrics.report import ClassReport, log_reports
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import CHECKPOINTS, Checkpoints, find_checkpoint, saved_fingerprint
+from bertjax.training.checkpoint_metadata import read_metadata
 from bertjax.training.evaluation import evaluate_batches
-from bertjax.training.history import EvaluationHistory
+from bertjax.training.metrics import METRICS, have_hash, json_number, read_lines
 from bertjax.training.parameters import load_params
 from bertjax.training.plots import plot_confusion
 from bertjax.training.progress import Progress
@@ -25,6 +28,72 @@ from bertjax.utils.io import read_json_object
 from bertjax.utils.json_files import write_json
 
 logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationHistory:
+    """Evaluations of a run in order. They determine the best checkpoint and early stopping.
+
+    Attributes:
+      metric: metric that selects the best checkpoint (None: no selection).
+      patience: number of evaluations without improvement after which a run stops (0: no limit).
+      evaluations: metrics of each evaluation by step, as in `metrics.jsonl`: NaN and infinity are strings.
+    """
+
+    metric: Metric | None
+    patience: int
+    evaluations: Mapping[int, dict[str, Any]]
+
+    def add(self, step: int, metrics: dict[str, float]) -> "EvaluationHistory":
+        """Returns the history with an evaluation appended."""
+        values = {name: json_number(value) for name, value in metrics.items()}
+        return dataclasses.replace(self, evaluations={**self.evaluations, step: values})
+
+    def metrics_at(self, step: int) -> dict[str, Any]:
+        """Returns the metrics of the evaluation at `step`, or {} if `step` was not evaluated."""
+        return self.evaluations.get(step, {})
+
+    def score_at(self, step: int) -> float | None:
+        """Returns the score of the evaluation at `step` (higher is better), or None without a score."""
+        return self.metric.score(self.metrics_at(step).get(self.metric.name)) if self.metric else None
+
+    @property
+    def best_score(self) -> float | None:
+        """Highest score of all evaluations except that of step 0, or None without scores."""
+        scores = (self.score_at(step) for step in self.evaluations if step)
+        return max((score for score in scores if score is not None), default=None)
+
+    def is_best_at(self, step: int) -> bool:
+        """Returns True if the evaluation at `step` is better than all others, except that of step 0."""
+        score = self.score_at(step)
+        others = (self.score_at(other) for other in self.evaluations if other not in (0, step))
+        return score is not None and all(other is None or score > other for other in others)
+
+    def is_out_of_patience(self) -> bool:
+        """Returns True if the last `patience` evaluations did not improve on the best earlier score. Step 0 counts."""
+        if self.metric is None or not 0 < self.patience < len(self.evaluations):
+            return False
+        scores = [-math.inf if (score := self.score_at(step)) is None else score for step in self.evaluations]
+        return max(scores[-self.patience :]) <= max(scores[: -self.patience])
+
+
+def read_log(task: Task, workdir: epath.Path, step: int) -> list[dict[str, Any]]:
+    """Returns the records of `metrics.jsonl` up to `step`, the step of the checkpoint that a run resumes.
+
+    The file must start with all lines that it had when the checkpoint was saved. Later lines, such as the evaluation of
+    this step, may follow. If lines are missing or differ, raises a BertjaxError if scores select the best checkpoint,
+    else logs a warning.
+    """
+    file = workdir / METRICS
+    lines = [line for line in read_lines(file) if line["step"] <= step]
+    sha256 = read_metadata(workdir / CHECKPOINTS / str(step)).metrics_sha256
+    if sha256 and not have_hash(lines, sha256):
+        problem = f"{file} lacks lines that the run had logged before checkpoint {step}, or has other lines"
+        if task.best_metric:
+            fix = "restore the file, or choose another --workdir"
+            raise BertjaxError(f"{problem}, so the best checkpoint is unknown; {fix}")
+        logger.warning(f"{problem}; curves and numbers of tokens seen will be wrong")
+    return lines
 
 
 def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, Any]:
@@ -40,9 +109,7 @@ def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, A
             raise KeyError("config")
         return results
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise BertjaxError(
-            f"cannot read {file}: {first_line(error)}; remove it and train again with the same command"
-        ) from error
+        raise BertjaxError(f"cannot read {file}: {first_line(error)}; remove it and train again") from error
 
 
 def load_best(workdir: epath.Path, checkpoints: Checkpoints, state: TrainState) -> tuple[epath.Path, Any]:
@@ -103,8 +170,7 @@ def write_results(
         score = f", {metric.name} {float(values[metric.name]):.4g}" if metric and metric.name in values else ""
         files = re.sub(r"[^\s,]*/", "", task.results["evaluated_on"])
         plot_confusion(reports, workdir / CONFUSION, f"{task.config.task}, {files}{score}")
-    # Write this file last, because it marks the run as finished. A run that is killed before this line writes all
-    # files again when it resumes.
+    # Write this file last, because it marks the run as finished. A run killed before writes all files again.
     write_json(workdir / RESULTS, results)
     log_results(values, history.metrics_at(0), progress.baseline)
     log_reports(reports)

@@ -39,13 +39,12 @@ ACTIVATION_RULES = (
     ("embed_over_fsdp", "fsdp"),
 )
 
-CompilerOptions = dict[str, bool | int | str]
 # XLA options of train steps on TPU. The latency-hiding scheduler starts collectives as soon as their operands are
 # ready, and overlaps them with compute.
-TPU_OPTIONS: CompilerOptions = {"xla_tpu_enable_latency_hiding_scheduler": True}
+TPU_OPTIONS = {"xla_tpu_enable_latency_hiding_scheduler": True}
 # Additional options for several slices. The first option overlaps the all-reduce of gradients across slices with the
 # backward pass. The second also overlaps consecutive all-reduces of different sizes, such as those of one layer.
-MULTISLICE_OPTIONS: CompilerOptions = {
+MULTISLICE_OPTIONS = {
     "xla_tpu_enable_data_parallel_all_reduce_opt": True,
     "xla_tpu_data_parallel_opt_different_sized_ops": True,
 }
@@ -194,8 +193,8 @@ def jit_on_mesh(
     return call
 
 
-def compiler_options(mesh: Mesh) -> CompilerOptions | None:
-    """Returns the compiler options for train steps on TPU. Returns None (XLA's defaults) on other platforms."""
+def compiler_options(mesh: Mesh) -> dict[str, bool | int | str] | None:
+    """Returns the compiler options for train steps on TPU, or None (XLA's defaults) on other platforms."""
     devices = list(mesh.devices.flat)
     if devices[0].platform != "tpu":
         return None

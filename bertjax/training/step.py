@@ -17,7 +17,7 @@ from bertjax.model.encoder import ENCODER
 from bertjax.tasks.objectives.losses import weighted_sum
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION, non_padding_sums
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
-from bertjax.training.freezing import check_freezing
+from bertjax.training.freezing import count_trainable, merge_frozen, split_frozen, stack_frozen
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.sharding import batch_sharding, compiler_options, replicated, under_mesh, with_shardings
 
@@ -45,8 +45,7 @@ class TrainState(flax.struct.PyTreeNode):
     sums: MetricSums
     bad_step: jax.Array
 
-    # Change `eval_field` and `with_initial_params` to evaluate other parameters, such as moving averages; see
-    # docs/extending.md.
+    # To evaluate other parameters, such as moving averages, change these methods; see docs/extending.md.
     @property
     def eval_field(self) -> str:
         """Name of the field with the parameters to evaluate, which `--init_from` and inference load."""
@@ -87,13 +86,12 @@ def make_init_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> C
 def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> TrainState:
     """Returns the initial state. Parameters and their moments are boxed: `LogicallyPartitioned` has axis names."""
     params = objective.init_params(key)
-    check_freezing(params, optimizer.freezing)
-    trainable, _ = optimizer.freezing.split(params)
+    count_trainable(params, optimizer.config)  # Raises if the config freezes all parameters or unknown ones.
     names = (*(metric.name for metric in objective.metrics), *STEP_METRICS)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        opt_state=optimizer.tx.init(trainable),
+        opt_state=optimizer.tx.init(split_frozen(params, optimizer.config)[0]),
         sums={name: jnp.zeros(2, jnp.float32) for name in names},
         bad_step=jnp.full((), -1, jnp.int32),
     )
@@ -114,38 +112,28 @@ def make_train_step(
     `jax.tree_util.Partial` whose numbers are inputs of the compiled step. Unlike in most optax code, it is not a part
     of the optimizer, so that the trials of a sweep can share one compiled step.
 
-    Args:
-      objective: model and losses.
-      optimizer: optax transformation and frozen parameters.
-      mesh: device mesh.
-      grad_accum_steps: number of micro-batches per step. It does not change the gradient, except for rounding and
-        dropout, because the losses are divided by the denominators of the whole batch.
-      head_only: whether to train only the head, as in the first `config.optimizer.head_steps` steps. The encoder has
-        gradients of 0 and no updates.
+    `grad_accum_steps` is the number of micro-batches per step. It does not change the gradient, except for rounding and
+    dropout, because the losses are divided by the denominators of the whole batch. With `head_only`, as in the first
+    `config.optimizer.head_steps` steps, the encoder has gradients of 0 and no updates.
     """
     if grad_accum_steps > 1 and not objective.splits_into_micro_batches:
-        raise UsageError(
-            f"config.grad_accum_steps={grad_accum_steps} is not supported, because the loss of a row depends on other "
-            "rows of its batch; use 1"
-        )
-    freezing, state_shapes = optimizer.freezing, abstract_state(objective, optimizer, mesh)
-    trainable_head = {*state_shapes.params} - {ENCODER, *freezing.names}
+        reason = "because the loss of a row depends on other rows of its batch"
+        raise UsageError(f"config.grad_accum_steps={grad_accum_steps} is not supported, {reason}; use 1")
+    state_shapes = abstract_state(objective, optimizer, mesh)
+    trainable_head = {*state_shapes.params} - {ENCODER, *optimizer.config.freeze}
     if head_only and not trainable_head:
-        raise UsageError(
-            "config.optimizer.head_steps would train nothing, because only the encoder is trainable; use 0"
-        )
+        raise UsageError("config.optimizer.head_steps would train nothing: only the encoder is trainable; use 0")
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
-        trainable, frozen = freezing.split(state.params)
+        trainable, frozen = split_frozen(state.params, optimizer.config)
         denominators = objective.denominators(batch)
         trains_only_head = head_only and ENCODER in trainable
 
         def loss_fn(trainable: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
-            if trains_only_head:  # Do not use `freezing`: the optimizer state must have the encoder's arrays.
+            if trains_only_head:  # Do not freeze the encoder: the optimizer state must have the encoder's arrays.
                 trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
-            # The model gets frozen layers as a second stack, so that the backward pass stops above them. The state has
-            # one stack.
-            params = freezing.model_params(trainable, frozen)
+            # The model gets frozen layers as a second stack, so that the backward pass stops above them.
+            params = merge_frozen(trainable, frozen)
             sums, _ = objective.compute(params, micro_batch, dropout_key)
             weights = objective.loss_weights
             return sum(weight * sums[name][0] / denominators[name] for name, weight in weights.items()), sums
@@ -166,7 +154,7 @@ def make_train_step(
         sums = {**sums, "grad_norm": weighted_sum(grad_norm, jnp.ones(())), **non_padding_sums(batch)}
         return state.replace(
             step=state.step + 1,
-            params=freezing.state_params(new_trainable, frozen),
+            params=stack_frozen(merge_frozen(new_trainable, frozen)),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             bad_step=jnp.where(~is_finite & (state.bad_step < 0), state.step + 1, state.bad_step),

@@ -46,13 +46,7 @@ _FIELDS = ("selected_by", "lower_is_better", "started_from")
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """Training run of a sweep.
-
-    Attributes:
-      fields: config fields that the sweep sets in this run, with their values. They include the seed.
-      config: config of the run.
-      folder: workdir of the run.
-    """
+    """Training run of a sweep. `fields` are the config fields that the sweep sets in this run, including the seed."""
 
     fields: dict[str, Any]
     config: RunConfig
@@ -71,9 +65,8 @@ def sweep(
     """Runs each setting of an experiment with several seeds, one trial after the other in this process.
 
     A setting is a combination of values for the fields that the sweep varies, without the seed. A trial is a setting
-    with one seed. Trials with the same shapes share a compilation. Finished trials are not run again. An interrupted
-    trial resumes. If a trial fails, its error is recorded and the next trial starts. The checkpoints of all finished
-    trials except the best are deleted.
+    with one seed. Trials with the same shapes share a compilation. Finished trials are not run again. If a trial fails,
+    its error is recorded and the next trial starts. The checkpoints of all finished trials except the best are deleted.
 
     Args:
       experiment: `FILE[:ARGUMENTS]`.
@@ -89,8 +82,6 @@ def sweep(
       statistics over seeds, the `best` trial, and `left`, the number of trials not yet run. A stopped sweep returns
       only `stopped` and `trials`.
     """
-    if seeds < 1:
-        raise UsageError(f"--seeds is {seeds}; it must be at least 1")
     base = load_config(experiment, overrides)
     fixed = [item for item in overrides if not item.startswith(f"--config.{SEED}=")]
 
@@ -100,13 +91,11 @@ def sweep(
     if grid:
         settings = cross_product(grid_values(grid, fixed, load))
     else:
-        # Remove the fields that the command line sets, then remove duplicate settings.
-        names = overridden_fields(fixed)
-        settings = [
-            {field: value for field, value in setting.items() if field not in names}
-            for setting in load_settings(experiment)
-        ]
-        settings = [setting for index, setting in enumerate(settings) if setting not in settings[:index]]
+        names = overridden_fields(fixed)  # The command line sets these fields, so that some settings may become equal.
+        settings = []
+        for setting in load_settings(experiment):
+            remaining = {field: value for field, value in setting.items() if field not in names}
+            settings += [remaining] if remaining not in settings else []
     workdir = resolve_checkpoint_path(path)
     workdirs.check_unrelated_files(workdir, TRIALS)
     # Check every config before the first trial starts.
@@ -162,18 +151,15 @@ def _run_trials(
 
 
 def _finished_results(trial: Trial, init_fingerprint: str) -> dict[str, Any] | None:
-    """Returns the results of a finished trial. Returns None if the trial is not finished.
+    """Returns the results of a finished trial, or None if the trial is not finished.
 
     Raises a UsageError if the run in the trial's workdir has a different config or different initial parameters.
-    `init_fingerprint` is the expected fingerprint of the initial parameters, empty for random parameters.
     """
     results = read_results(trial.folder, _FIELDS) if (trial.folder / workdirs.RESULTS).exists() else None
-    previous_fingerprint = results["started_from"] if results else workdirs.saved_init_fingerprint(trial.folder)
+    started_from = results["started_from"] if results else workdirs.saved_init_fingerprint(trial.folder)
     difference = ""
-    if previous_fingerprint not in (None, init_fingerprint):
-        difference = "it started from a checkpoint, but --init_from is not set"
-        if init_fingerprint:
-            difference = "it started from parameters that differ from those of --init_from"
+    if started_from not in (None, init_fingerprint):
+        difference = "it started from parameters that differ from those of --init_from (default: random)"
     elif results:
         difference = workdirs.result_differences(results["config"], dataclasses.asdict(trial.config), of_best=True)
     if difference:
@@ -195,10 +181,7 @@ def _check_data(
         if key not in hashes:
             task = build_task(trial.config, train=True)
             if not task.best_metric:
-                raise UsageError(
-                    "no dev set to select the best trial; set a dev file or, in a task that holds out training data, "
-                    "--config.data.dev_share=0.1"
-                )
+                raise UsageError("no dev set to select the best trial; set a dev file or --config.data.dev_share=0.1")
             if any(finished):
                 prepare(task)  # The data hash includes the data that `prepare` adds.
             hashes[key] = task.data_hash
@@ -232,7 +215,7 @@ def _outcome(fields: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
     metric = results["selected_by"]
     metrics = {name: value for name, value in results.items() if isinstance(value, float)}
     outcome = {"trial": fields, "score": results[metric], "score_name": metric, "metrics": metrics}
-    return {**outcome, **{name: results[name] for name in ("lower_is_better", "started_from")}}
+    return outcome | {name: results[name] for name in ("lower_is_better", "started_from")}
 
 
 def trial_name(fields: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Training loop of all tasks, with logging, evaluation, checkpoints and profiling."""
+"""Training loop of all tasks: start from a checkpoint, logging, evaluation, checkpoints and profiling."""
 
 import contextlib
 import logging
@@ -13,19 +13,22 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax.errors import BertjaxError, DivergenceError, UsageError
+from bertjax.model.models import EmbeddingModel
 from bertjax.tasks.task import Task
+from bertjax.training.checkpoint import Checkpoints, restore_opt_state, saved_fingerprint, workdir_of
+from bertjax.training.compatibility import check_vocabulary, has_output_layer_of, source_of
 from bertjax.training.evaluation import evaluate
-from bertjax.training.history import evaluation_history, read_log
-from bertjax.training.metrics import import_tracker
+from bertjax.training.metrics import evaluation_metrics, import_tracker
 from bertjax.training.multihost import raise_on_all_hosts
-from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule, restart_moments
+from bertjax.training.optimizer import Optimizer, describe_head_steps, make_optimizer, make_schedule
+from bertjax.training.parameters import load_params
 from bertjax.training.preemption import stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
-from bertjax.training.results import load_best, write_results
+from bertjax.training.results import EvaluationHistory, load_best, read_log, write_results
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
-from bertjax.training.startup import open_workdir, restore_or_init
-from bertjax.training.step import TrainState, abstract_state, make_train_step, metric_means, random_key
+from bertjax.training.step import TrainState, abstract_state, make_init_state, make_train_step, metric_means, random_key
+from bertjax.training.workdir import open_workdir, saved_init_fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -84,24 +87,25 @@ def train(
     step_function(0)  # Raises if the step cannot be built.
     state_shapes = abstract_state(task.objective, optimizer, mesh)
     if keep_optimizer and (task.reinit_params or head_steps):
-        raise UsageError(
-            "--keep_optimizer needs a pre-training config without optimizer.head_steps; omit --keep_optimizer"
-        )
+        raise UsageError("--keep_optimizer needs a pre-training config without optimizer.head_steps; omit it")
+    if init_from:
+        check_vocabulary(task, init_from, task.objective.can_add_pieces)
     for note in (*task.notes, *describe_head_steps(config.optimizer)):
         logger.info(note)
 
     with contextlib.ExitStack() as stack:
-        # Local workdirs are locked. `gs://` workdirs cannot be locked; for these, `check_still_owner` raises if
-        # another run has taken the workdir over.
-        workdir, checkpoints, check_still_owner = stack.enter_context(open_workdir(task, path, init_from, state_shapes))
+        # Local workdirs are locked. For `gs://`, `check_still_owner` raises if another run has taken the workdir over.
+        opened = stack.enter_context(open_workdir(task, path, init_from, state_shapes))
+        workdir, checkpoints, check_still_owner = opened
         stop_requested = stack.enter_context(stop_requests())
         heartbeat = stack.enter_context(watchdog(config.hang_seconds))
-        state = restore_or_init(task, optimizer, mesh, workdir, checkpoints, state_shapes, init_from, keep_optimizer)
+        state = _restore_or_init(task, optimizer, mesh, workdir, checkpoints, state_shapes, init_from, keep_optimizer)
         step = int(state.step)  # number of updates so far, and index of the next step
         # Lines up to `step`. `Progress` deletes later ones, because the run logs these steps again.
         logged = read_log(task, workdir, step) if step else []
-        history = evaluation_history(task, logged)
-        progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, logged, schedule, trackers)))
+        evaluations = {line["step"]: metrics for line in logged if (metrics := evaluation_metrics(line))}
+        history = EvaluationHistory(task.best_metric, config.patience, evaluations)
+        progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, logged, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
         # The schedule is a pytree of numbers, an argument of the step. `jit` replicates it on all devices. `device_put`
         # would first run a collective to compare the values of the hosts.
@@ -129,8 +133,7 @@ def train(
         # Without scores, as in pre-training, save before an evaluation, because a preempted host may not have enough
         # time left to evaluate. With scores, evaluate before saving, because a checkpoint stores its score.
         saves_first = task.best_metric is None
-        # With scores, do not evaluate a saved step, even if a changed `eval_every` makes it due: its checkpoint cannot
-        # get a score later.
+        # With scores, do not evaluate a saved step, even if it is due now: its checkpoint cannot get a score later.
         if saves_first or step == 0:
             evaluate_if_due(state, step)
 
@@ -140,9 +143,9 @@ def train(
         batches = task.train_batches(step, data_shard(mesh))
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
-            if 0 < step == head_steps:
+            if 0 < step == head_steps and config.optimizer.name != "bert_adam":
                 # All parameters share a count of updates, for bias correction. It must start with the encoder's first.
-                state = state.replace(opt_state=restart_moments(state.opt_state, config.optimizer))
+                state = state.replace(opt_state=jax.tree.map(jnp.zeros_like, state.opt_state))
             with profiler.step(step):
                 state = step_function(step)(state, batch, dropout_key, device_schedule)
             step += 1
@@ -154,8 +157,7 @@ def train(
             done = step == task.total_steps or history.is_out_of_patience()
             # `stop_requested` takes the step, so that all hosts stop after the same step.
             stopped = not done and stop_requested(step)
-            # Log before saving, because a checkpoint contains the metric sums since the last logged step. Otherwise, a
-            # resumed run would log these steps again.
+            # Log before saving, because a checkpoint contains the metric sums, so a resumed run would log them again.
             if done or step % config.log_every == 0:
                 state = _log_and_reset(task, state, step, progress)
             if done or stopped or step % task.checkpoint_every == 0 or history.is_best_at(step):
@@ -178,6 +180,51 @@ def train(
         values = write_results(task, mesh, state, params, workdir, checkpoint, history, progress, heartbeat)
         progress.finish(step, checkpoint)
         return {"step": step, "stopped": False, "checkpoint": str(checkpoint), **values}
+
+
+def _restore_or_init(
+    task: Task,
+    optimizer: Optimizer,
+    mesh: Mesh,
+    workdir: epath.Path,
+    checkpoints: Checkpoints,
+    state_shapes: TrainState,
+    init_from: epath.Path | None,
+    keep_optimizer: bool,
+) -> TrainState:
+    """Restores the newest checkpoint of the workdir, or initializes a new state if there are no checkpoints."""
+
+    def init() -> TrainState:
+        return make_init_state(task.objective, optimizer, mesh)(random_key(task.config.seed, "init"))
+
+    state = checkpoints.restore_latest(state_shapes, init)
+    if state is not None:
+        ignored = "; --init_from is ignored" if init_from else ""
+        if init_from and saved_fingerprint(init_from) != saved_init_fingerprint(workdir):
+            if task.has_cached_features:
+                problem = "started from different parameters than --init_from, so cached features would differ"
+                raise UsageError(f"the run of {workdir} {problem}; use the original --init_from or another --workdir")
+            ignored += ", and the run started from different parameters"
+        logger.info(f"resumed {workdir} at step {int(state.step):,}{ignored}")
+        return state
+    state = init()
+    if init_from is None:
+        logger.info("starting at step 0 with random parameters, because --init_from is not set")
+        return state
+    reinit_params = () if has_output_layer_of(task, init_from) else task.reinit_params
+    # With `keep_optimizer`, pieces cannot be added, because the saved optimizer state lacks their moments.
+    new_pieces = check_vocabulary(task, init_from, task.objective.can_add_pieces and not keep_optimizer)
+    state = state.with_initial_params(load_params(init_from, state.params, reinit_params, new_pieces))
+    if keep_optimizer:
+        state = state.replace(opt_state=restore_opt_state(init_from, state_shapes, task.config.optimizer.name))
+    restored = "parameters and optimizer state" if keep_optimizer else "parameters"
+    logger.info(f"starting at step 0 with the {restored} of {source_of(init_from)}")
+    if (workdir_of(init_from) / "modules.json").exists() and not isinstance(task.objective.model, EmbeddingModel):
+        logger.warning("dropped the sentence-transformers modules, because training changes the states that they pool")
+    if new_pieces:
+        count = len(new_pieces.parts)
+        logger.info(f"initialized the embeddings of {count:,} new vocabulary pieces as means over their old pieces")
+    return state
 
 
 def _log_and_reset(task: Task, state: TrainState, step: int, progress: Progress) -> TrainState:
@@ -216,11 +263,8 @@ def _check_steps_finite(state: TrainState) -> None:
 
 def _check_data_files(task: Task, *, wait: bool) -> None:
     """Raises on all hosts if any host has found damaged data. With `wait`, verifies all data first."""
-
-    def check() -> None:
+    with raise_on_all_hosts():
         try:
             task.check_data_files(wait)
         except BertjaxError as error:
             raise BertjaxError(f"{error}; checkpoints may be affected, so train in a new --workdir") from error
-
-    raise_on_all_hosts(check)

@@ -1,6 +1,7 @@
-"""Functions that create, lock and check a workdir before the first training step."""
+"""Functions that create, lock and check a workdir before the first training step, and open its checkpoints."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import secrets
@@ -15,12 +16,16 @@ from filelock import FileLock, Timeout
 
 from bertjax.config.fields import differences, with_defaults
 from bertjax.config.run import PATH_FIELDS
-from bertjax.errors import BertjaxError, UsageError, listed
+from bertjax.data.corpus.vocabulary import ENTRY
+from bertjax.errors import BertjaxError, DivergenceError, UsageError, listed
 from bertjax.tasks.build import config_class
-from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, resolve_checkpoint_path, saved_fingerprint, workdir_of
-from bertjax.training.multihost import raise_on_all_hosts
-from bertjax.utils.io import AnyPath, check_bucket, is_remote, read_json_object, remove_temporaries, write_atomic
-from bertjax.utils.json_files import naming, write_json
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
+from bertjax.tasks.task import Task
+from bertjax.training.checkpoint import CHECKPOINTS, DAMAGED, Checkpoints, resolve_checkpoint_path, workdir_of
+from bertjax.training.checkpoint_metadata import model_metadata, read_metadata
+from bertjax.training.multihost import assert_same_run, assert_shared_workdir, raise_on_all_hosts
+from bertjax.utils.io import AnyPath, check_bucket, check_free_space, is_remote, remove_temporaries, write_atomic
+from bertjax.utils.json_files import naming, read_object, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -36,23 +41,62 @@ CONVERTED = "init_from"
 _LOCK = ".lock"
 # Fields that may differ when a run resumes. They affect the result of a step only by rounding.
 _RESUMABLE_FIELDS = (
-    "log_every",
-    "eval_every",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "divergence_factor",
-    "mesh",
-    "cluster",
-    "hang_seconds",
+    *("log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "divergence_factor"),
+    *("mesh", "cluster", "hang_seconds"),
     # These fields change only how the model is compiled, to fit other devices or less memory.
-    "model.scan_layers",
-    "model.remat",
+    *("model.scan_layers", "model.remat"),
     # Data is compared by its hash, so its path may change.
     *PATH_FIELDS,
 )
 _MAX_SHOWN_DIFFERENCES = 5
 # Files that a new workdir may contain: hidden files, a converted checkpoint, logs of a shell or a scheduler.
 _ALLOWED_FILES = (".*", CONVERTED, "*.log", "*.out", "*.err")
+
+
+@contextlib.contextmanager
+def open_workdir(
+    task: Task, path: str, init_from: epath.Path | None, state_shapes: Any
+) -> Iterator[tuple[epath.Path, Checkpoints, Callable[[], None]]]:
+    """Creates and locks the workdir, checks that it belongs to this run, and opens its checkpoints.
+
+    `init_from` is the checkpoint with the initial parameters of a new run (None: random parameters). `state_shapes` is
+    the abstract train state.
+
+    Yields:
+      The workdir, its checkpoints, and a function that raises if another run has taken over the workdir.
+    """
+    config: dict[str, Any] = dataclasses.asdict(task.config)
+    init_fingerprint = read_metadata(init_from).fingerprints["params"] if init_from else ""
+    # Compare the contents of vocabulary and labels, because their paths may differ between hosts.
+    files = {name: json.loads(task.workdir_files[name]) for name in (ENTRY, OUTPUT_LAYER) if name in task.workdir_files}
+    assert_same_run({"config": config, "data": task.data_hash, "started_from": init_fingerprint, "files": files})
+    workdir = create(path)
+    assert_shared_workdir(workdir)
+    if config["data"].get("vocabulary"):  # The original file may be in the temporary folder of a converted checkpoint.
+        config["data"]["vocabulary"] = str(workdir / ENTRY)
+    with acquire_lock(workdir):
+        check_config(workdir, config, task.data_hash)
+        state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state_shapes))
+        check_free_space(workdir, 2 * state_bytes, "two checkpoints", "choose another --workdir")
+        if jax.process_index() == 0:
+            write_json(workdir / CONFIG, config)
+            if not has_checkpoints(workdir):
+                origin = read_origin(workdir_of(init_from)) if init_from else {}
+                source = {name: origin[name] for name in ("source", "address") if name in origin}
+                data = {"sha256": task.data_hash, "started_from": init_fingerprint, "init_from": source}
+                write_json(workdir / DATA, data)
+            for name, content in task.workdir_files.items():
+                write_atomic(workdir / name, content)
+        check_still_owner = take_ownership(workdir)
+        keep, every = task.config.keep_checkpoints, task.checkpoint_every
+        checkpoints = Checkpoints(workdir, keep, lambda step: model_metadata(task.objective_at(step).model), every)
+        with contextlib.closing(checkpoints):
+            try:
+                yield workdir, checkpoints, check_still_owner
+            except DivergenceError as error:
+                checkpoints.wait()
+                remedy = "use a lower optimizer.learning_rate or a longer warm-up, in a new --workdir"
+                raise DivergenceError(f"{error}; {checkpoints.describe_last()}; {remedy}") from error
 
 
 def create(path: str, marker: str = CONFIG) -> epath.Path:
@@ -73,8 +117,7 @@ def check_unrelated_files(workdir: epath.Path, marker: str = CONFIG) -> None:
     unrelated = [name for name in names if not any(fnmatch(name, pattern) for pattern in _ALLOWED_FILES)]
     if unrelated and marker not in names:
         raise UsageError(f"{workdir} contains unrelated files: {listed(unrelated, 3)}; choose another --workdir")
-    config = _read_json(workdir / CONFIG)
-    if config is not None and not {"task", "data", "model"} <= config.keys():
+    if CONFIG in names and not {"task", "data", "model"} <= read_object(workdir / CONFIG).keys():
         raise UsageError(f"{workdir / CONFIG} is not the config of a run; choose another --workdir")
 
 
@@ -85,17 +128,16 @@ def acquire_lock(workdir: epath.Path) -> Iterator[None]:
     Raises a UsageError if another run has locked the workdir.
     """
 
-    def lock() -> contextlib.AbstractContextManager:
-        if is_remote(workdir) or jax.process_index() != 0:
-            return contextlib.nullcontext()
-        try:
-            acquired = FileLock(workdir / _LOCK).acquire(timeout=0)
-        except Timeout:
-            raise UsageError(f"another run is using the workdir {workdir}; wait or choose another --workdir") from None
-        remove_temporaries(Path(workdir))
-        return acquired
-
-    with raise_on_all_hosts(lock):
+    lock = FileLock(workdir / _LOCK, blocking=False)
+    with contextlib.ExitStack() as stack:
+        with raise_on_all_hosts():
+            if not is_remote(workdir) and jax.process_index() == 0:
+                try:
+                    stack.enter_context(lock)
+                except Timeout:
+                    message = f"another run is using the workdir {workdir}; wait or choose another --workdir"
+                    raise UsageError(message) from None
+                remove_temporaries(Path(workdir))
         yield
 
 
@@ -129,22 +171,20 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
     """
     if not has_checkpoints(workdir):
         return
-    saved, data, increased = _read_json(workdir / CONFIG) or {}, _read_json(workdir / DATA), {}
-    if data is None:
+    saved, data, results = (read_object(workdir / name, optional=True) for name in (CONFIG, DATA, RESULTS))
+    increased: dict[str, Any] = {}
+    if not data:
         raise BertjaxError(f"{workdir / DATA} is missing; restore the file, or choose another --workdir")
     with naming(workdir / RESULTS):
-        results = _read_json(workdir / RESULTS) or {}
-        if _newest_step(workdir) <= results.get("last_step", -1):  # The run is finished, without later checkpoints.
-            # Use the epochs and steps of the results. `config.json` may be from an attempt to continue the run that was
-            # interrupted before its first checkpoint.
+        steps = [int(step.name) for step in (workdir / CHECKPOINTS).glob("*") if step.name.isdecimal()]
+        if max(steps, default=0) <= results.get("last_step", -1):  # The run is finished, without later checkpoints.
+            # Use epochs and steps of the results, because `config.json` may be from an interrupted continuation.
             finished = {name: results["config"][name] for name in ("epochs", "steps") if name in results["config"]}
             saved |= finished
             if len(config.get("phases", ())) <= 1:  # With several phases, more steps would move the later phases.
                 # Ignore steps=0, which means that `epochs` determines the number of steps.
                 increased = {name: config[name] for name, value in finished.items() if 0 < value < config[name]}
-    problem = ""
-    if data.get("sha256") != data_hash:
-        problem = "on other data"
+    problem = "on other data" if data.get("sha256") != data_hash else ""
     with naming(workdir / CONFIG):
         if saved and (changes := result_differences({**saved, **increased}, config)):
             problem = f"with another config ({changes})"
@@ -155,32 +195,10 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
         logger.info(f"continuing the finished run with {change}; the learning rate reaches 0 at the new last step")
 
 
-def write_config(workdir: epath.Path, config: dict[str, Any], data_hash: str, init_from: epath.Path | None) -> None:
-    """Writes the config of a run. Before the first checkpoint, also writes the hashes of data and initial parameters.
-
-    `init_from` is the checkpoint with the initial parameters (None: random parameters).
-    """
-    if jax.process_index() == 0:
-        write_json(workdir / CONFIG, config)
-        if not has_checkpoints(workdir):
-            origin = read_origin(workdir_of(init_from)) if init_from else {}
-            data = {
-                "sha256": data_hash,
-                "started_from": saved_fingerprint(init_from) if init_from else "",
-                "init_from": {name: origin[name] for name in ("source", "address") if name in origin},
-            }
-            write_json(workdir / DATA, data)
-
-
 def saved_init_fingerprint(workdir: epath.Path) -> str | None:
     """Returns the fingerprint of a run's initial parameters ("": random), or None if the run has no checkpoints."""
-    data = _read_json(workdir / DATA) if has_checkpoints(workdir) else None
-    return None if data is None else data.get("started_from", "")
-
-
-def _newest_step(workdir: epath.Path) -> int:
-    folder = workdir / CHECKPOINTS
-    return max((int(step.name) for step in folder.glob("*") if step.name.isdecimal()), default=0)
+    data = read_object(workdir / DATA, optional=True) if has_checkpoints(workdir) else {}
+    return data.get("started_from", "") if data else None
 
 
 def has_checkpoints(workdir: epath.Path) -> bool:
@@ -207,8 +225,8 @@ def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool =
 def read_origin(workdir: AnyPath) -> dict[str, Any]:
     """Reads the source of a workdir's converted checkpoint. Returns {} if the checkpoint was not converted."""
     try:
-        return read_json_object(workdir / ORIGIN)
-    except (OSError, ValueError):
+        return read_object(workdir / ORIGIN)
+    except UsageError:
         return {}
 
 
@@ -217,20 +235,10 @@ def pinned_address(address: str, path: str) -> str:
 
     Returns other addresses and local paths unchanged.
     """
-    init_from = (_read_json(resolve_checkpoint_path(path) / DATA) or {}).get("init_from") or {}
+    init_from = read_object(resolve_checkpoint_path(path) / DATA, optional=True).get("init_from") or {}
     return init_from["source"] if init_from.get("address") == address else address
 
 
 def is_converted(workdir: AnyPath) -> bool:
     """Returns True if `bertjax convert` wrote the workdir."""
     return (workdir / ORIGIN).exists()
-
-
-def _read_json(file: epath.Path) -> dict[str, Any] | None:
-    if not file.exists():
-        return None
-    try:
-        return read_json_object(file)
-    except ValueError as error:
-        fix = "remove it, and run the same command again" if file.name == RESULTS else "choose another --workdir"
-        raise BertjaxError(f"{file} is damaged ({error}); {fix}") from error

@@ -12,7 +12,7 @@ from bertjax.cli import main as cli
 from bertjax.metrics.metric import Metric
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
-from bertjax.training.history import EvaluationHistory
+from bertjax.training.results import EvaluationHistory
 from bertjax.training.step import metric_means
 from bertjax.training.sweep import summarize
 

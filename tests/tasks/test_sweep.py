@@ -93,7 +93,7 @@ def test_sweep_compiles_once_and_runs_only_failed_trials_again(cola, glue, lette
     first_trial.with_name(".first").rename(first_trial)
     [best] = (path.parent for path in tmp_path.glob("trials/*/checkpoints"))
     without = [*(item for item in command if item != f"--init_from={cola}"), f"--config.data.vocabulary={letters}"]
-    assert "is a different run: it started from a checkpoint" in refused(capfd, *without)
+    assert "is a different run: it started from parameters that differ" in refused(capfd, *without)
     command[command.index(f"--init_from={cola}")] = f"--init_from={best}"
     assert "started from parameters that differ from those of --init_from" in refused(capfd, *command)
     # Unfinished trials with a different initialization are also rejected.

@@ -26,7 +26,7 @@ from bertjax.training.sweep import SWEEP
 
 # Both processes run this script.
 PRIMITIVES = """
-import os
+import contextlib
 import jax
 from etils import epath
 from bertjax.config.mesh import ClusterConfig
@@ -42,25 +42,26 @@ index = jax.process_index()
 def fail(error):
     raise error
 
-def raised(function):
+def raised(function, context=contextlib.nullcontext()):
     try:
-        function()
+        with context:
+            function()
     except BertjaxError as error:
         assert error.on_all_hosts
         return type(error), str(error)
 
 assert broadcast_from_host0(lambda: {"index": index, "text": "\u00e9" * 100}) == {"index": 0, "text": "\u00e9" * 100}
 assert raised(lambda: broadcast_from_host0(lambda: fail(UsageError("no file")))) == (UsageError, "process 0: no file")
-assert raised(lambda: raise_on_all_hosts(lambda: None)) is None
-assert raised(lambda: raise_on_all_hosts(lambda: index == 1 and fail(UsageError("bad flag")))) == (
+assert raised(lambda: None, raise_on_all_hosts()) is None
+assert raised(lambda: index == 1 and fail(UsageError("bad flag")), raise_on_all_hosts()) == (
     UsageError, "process 1: bad flag"
 )
-assert raised(lambda: raise_on_all_hosts(lambda: fail(BertjaxError(f"damaged {index}")))) == (
+assert raised(lambda: fail(BertjaxError(f"damaged {index}")), raise_on_all_hosts()) == (
     BertjaxError, "process 0: damaged 0"
 )
 # A file that only one host cannot read is damaged for all hosts, or for none.
 for error, kind in ((FileNotFoundError("no file"), BertjaxError), (PermissionError(13, "no access"), UnavailableError)):
-    kind_of_host, text = raised(lambda: read_on_all_hosts(epath.Path("."), lambda: index == 1 and fail(error)))
+    kind_of_host, text = raised(lambda: index == 1 and fail(error), read_on_all_hosts(epath.Path(".")))
     assert kind_of_host is kind and "process 1: " in text and str(error.strerror or error) in text
 assert_same_run({"config": {"steps": 3, "data": {"corpus": f"/disk{index}"}, "hang_seconds": index}})
 kind, text = raised(lambda: assert_same_run({"config": {"steps": 3 + index}}))

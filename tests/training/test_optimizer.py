@@ -16,6 +16,7 @@ from bertjax.errors import UsageError
 from bertjax.model.config import ModelConfig, size_fields
 from bertjax.model.layers import is_stacked
 from bertjax.model.models import PretrainingModel, ReplacedTokenModel, SequenceModel, TokenModel
+from bertjax.training.freezing import split_frozen
 from bertjax.training.optimizer import bert_schedule, decay_mask, make_optimizer, make_schedule
 from bertjax.training.sharding import make_mesh
 
@@ -156,14 +157,10 @@ def test_schedule_after_the_head_steps_starts_at_zero_and_drops_after_warm_up(he
 
 
 def _one_layer(seed: int, scale: float) -> dict:
-    rng = np.random.default_rng(seed)
+    draw = np.random.default_rng(seed).standard_normal
     # Attention kernels have shape [hidden size, heads, head size].
-    shapes = {"attention": {"query": {"kernel": (16, 4, 4), "bias": (4, 4)}}, "norm": {"scale": (16,)}}
-    return as_float32(jax.tree.map(lambda shape: scale * rng.standard_normal(shape), shapes, is_leaf=_is_shape))
-
-
-def _is_shape(value) -> bool:
-    return isinstance(value, tuple)
+    tree = {"attention": {"query": {"kernel": draw((16, 4, 4)), "bias": draw((4, 4))}}, "norm": {"scale": draw(16)}}
+    return as_float32(jax.tree.map(lambda x: scale * x, tree))
 
 
 def _stacked(layers: list[dict]) -> dict:
@@ -225,7 +222,7 @@ def test_path_shows_whether_a_parameter_is_stacked_over_layers(make_model):
 def rate_ratios(params: dict, freeze_layers: int = 0) -> dict:
     """Returns the updates with `layer_decay=0.5`, divided by the updates without layer decay."""
     decayed, plain = (make_optimizer(OptimizerConfig(layer_decay=x, freeze_layers=freeze_layers)) for x in (0.5, 1.0))
-    params = plain.freezing.split(params)[0]
+    params = split_frozen(params, plain.config)[0]
     updates = (tx.update(params, tx.init(params), params)[0] for tx in (decayed.tx, plain.tx))
     return jax.tree.map(lambda a, b: np.asarray(a / b), *updates)
 

@@ -1,5 +1,7 @@
 """Plots of training and evaluation curves and of confusion matrices."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from etils import epath
@@ -9,7 +11,7 @@ from bertjax.metrics.metric import Metric
 from bertjax.metrics.report import class_report
 from bertjax.tasks.finetuning.tagging import TagObjective
 from bertjax.tasks.objectives.masked_lm import MaskedLm
-from bertjax.training.plots import plot_confusion, plot_finetuning, plot_pretraining
+from bertjax.training.plots import plot_confusion, plot_curves
 
 PRETRAINING = [
     {"step": 1, "tokens": 10, "loss": 9.0, "mlm_loss": 8.0, "mlm_accuracy": 0.1, "nsp_loss": 1.0, "nsp_accuracy": 0.5},
@@ -46,7 +48,10 @@ def test_each_pretraining_objective_and_other_corpus_has_its_own_axes(tmp_path, 
     damaged = {"step": 1, "tokenr": 10, "mlm_loss": 0.5}
     other = {"step": 1, "tokens": 10, "eval_general_mlm_loss": 2.0}
     path = epath.Path(tmp_path / "curves.png")
-    plot_pretraining([*PRETRAINING, damaged, other], path, MaskedLm.metrics, ["general"])
+    task = SimpleNamespace(
+        objective=MaskedLm, steps_per_epoch=0, other_tasks={"general": None}, phase_schedule=[(9, 1)]
+    )
+    plot_curves(task, [*PRETRAINING, damaged, other], path, {})
     assert labels(figures[0]) == [
         ("masked LM: loss", BOTH),
         ("next sentence: loss", ["training"]),
@@ -62,15 +67,13 @@ def test_each_pretraining_objective_and_other_corpus_has_its_own_axes(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("metrics", "panel"),
-    [
-        ([Metric("f1")], ("f1", ["held out", "baseline 50"])),
-        (TagObjective.metrics, ("word accuracy", ["training"])),
-    ],
+    ("metric", "panel"),
+    [(Metric("f1"), ("f1", ["held out", "baseline 50"])), (None, ("word accuracy", ["training"]))],
     ids=["selection metric", "without dev set"],
 )
-def test_finetuning_curves_show_epochs_and_the_baseline(metrics, panel, tmp_path, figures):
-    plot_finetuning(TAGGING, epath.Path(tmp_path / "curves.png"), metrics, steps_per_epoch=4, baseline={"f1": 50.0})
+def test_finetuning_curves_show_epochs_and_the_baseline(metric, panel, tmp_path, figures):
+    task = SimpleNamespace(objective=TagObjective, steps_per_epoch=4, best_metric=metric)
+    plot_curves(task, TAGGING, epath.Path(tmp_path / "curves.png"), baseline={"f1": 50.0})
     assert labels(figures[0]) == [("loss", BOTH), panel]
     loss, _ = figures[0].axes
     assert loss.get_xlabel() == "epochs" and [line.get_xdata().tolist() for line in loss.lines] == [[0.25], [0.25]]

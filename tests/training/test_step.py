@@ -32,10 +32,7 @@ RATE = bert_schedule(1e-2, 2, 10)
 OBJECTIVE = masked_lm.MaskedLm.for_model(CONFIG)
 ONE_DEVICE = make_mesh(MeshConfig(1, 1, 1), jax.devices()[:1])
 
-LANGUAGE_MODELS = [
-    dataclasses.replace(CONFIG, attention_direction="left"),
-    dataclasses.replace(CONFIG, encoder="lstm"),
-]
+LANGUAGE_MODELS = [dataclasses.replace(CONFIG, attention_direction="left"), dataclasses.replace(CONFIG, encoder="lstm")]
 REPLACED_TOKENS = dataclasses.replace(CONFIG, model_type="electra", embedding_size=8)
 MESHES = [*(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((8, 1, 1), (1, 8, 1))), (2, 2, 2), (1, 2, 4)]
 

@@ -29,11 +29,10 @@ from bertjax.errors import BertjaxError, UsageError
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION
-from bertjax.training import progress, startup
+from bertjax.training import progress, workdir
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.evaluation import evaluate_batches
-from bertjax.training.optimizer import bert_schedule
 from bertjax.training.parameters import load_params_on_host
 from bertjax.training.sharding import make_mesh
 
@@ -105,9 +104,9 @@ def test_evaluations_share_one_dataset_of_known_length(corpus, monkeypatch):
 def test_evaluations_redraw_curves_at_most_once_per_interval(corpus, tmp_path, monkeypatch, seconds, lines_drawn):
     num_lines = []
     monkeypatch.setattr(progress, "_SECONDS_BETWEEN_DRAWINGS", seconds)
-    monkeypatch.setattr(progress, "plot_pretraining", lambda lines, path, *_: num_lines.append(len(lines)))
-    schedule, sums = bert_schedule(1e-2, 3, 14), {"token_fraction": np.array([1.0, 1.0])}
-    with contextlib.closing(progress.Progress(make(corpus), epath.Path(tmp_path), 0, [], schedule)) as run:
+    monkeypatch.setattr(progress, "plot_curves", lambda task, lines, *_: num_lines.append(len(lines)))
+    sums = {"token_fraction": np.array([1.0, 1.0])}
+    with contextlib.closing(progress.Progress(make(corpus), epath.Path(tmp_path), 0, [])) as run:
         for step in (0, 5, 10):
             run.log_evaluation(step, {"loss": 1.0, "mlm_loss": 1.0}, seconds=0.1, train_sums=sums)
     assert num_lines == lines_drawn
@@ -116,9 +115,8 @@ def test_evaluations_redraw_curves_at_most_once_per_interval(corpus, tmp_path, m
 def test_progress_warns_of_a_long_warm_up_and_keeps_the_first_loss(corpus, tmp_path, log_lines):
     lines = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}]
     for warmup_steps in (1, 2):
-        schedule = bert_schedule(1e-2, warmup_steps, 2)
         task = make(corpus, steps=2, optimizer__warmup_steps=warmup_steps)
-        with contextlib.closing(progress.Progress(task, epath.Path(tmp_path), 2, lines, schedule)) as run:
+        with contextlib.closing(progress.Progress(task, epath.Path(tmp_path), 2, lines)) as run:
             values = {"loss": 1.0, TOKEN_FRACTION: 1.0, ATTENTION_FRACTION: 1.0}
             run.log_step(3, values)
             assert run.first_loss == 3.0
@@ -185,10 +183,10 @@ def test_run_that_ends_before_or_during_an_evaluation_loses_no_step_and_no_evalu
     jax.tree.map(np.testing.assert_array_equal, load_final_params(tmp_path), load_final_params(trained))
 
 
-def test_resume_ignores_init_from_and_replaces_metric_lines_after_the_checkpoint(corpus, trained, tmp_path, log_lines):
-    run = shutil.copytree(trained, tmp_path / "run")
-    for step in ("12", "14"):
-        shutil.rmtree(run / "checkpoints" / step)
+def test_resume_ignores_init_from_and_replaces_metric_lines_after_the_checkpoint(
+    corpus, trained, interrupted, log_lines
+):
+    run = interrupted
     # Write a line that is nested too deeply for the JSON parser, and a truncated line.
     with open(run / "metrics.jsonl", "a") as file:
         file.write("[" * 100_000 + '\n{"step": 14, "lo')
@@ -303,7 +301,7 @@ def test_hosts_compare_their_configs_data_hashes_and_workdir_files(corpus, tmp_p
         compared.update(values)
         raise UsageError("end of test")
 
-    monkeypatch.setattr(startup, "assert_same_run", record)
+    monkeypatch.setattr(workdir, "assert_same_run", record)
     with pytest.raises(UsageError, match="end of test"):
         loop.train(task, str(tmp_path / "run"))
     # Contents are compared, since paths may differ between hosts.

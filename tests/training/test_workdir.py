@@ -114,15 +114,6 @@ def test_folders_with_unrelated_files_are_refused(corpus, tmp_path):
     assert os.listdir(tmp_path / "foreign") == ["config.json"]
 
 
-@pytest.fixture
-def interrupted(trained, tmp_path):
-    """Returns a copy of the run's workdir whose newest checkpoint is that of step 8."""
-    shutil.copytree(trained, tmp_path / "run")
-    for step in ("12", "14"):
-        shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
-    return tmp_path / "run"
-
-
 @pytest.mark.ci
 def test_resume_accepts_other_settings_of_logs_checkpoints_and_compilation(corpus, trained, interrupted):
     changes = {"log_every": 5, "keep_checkpoints": 1, "model__scan_layers": "false", "model__remat": "full"}
