@@ -9,6 +9,7 @@ import re
 import string
 import unicodedata
 from collections.abc import Callable
+from itertools import islice
 
 _CJK = re.compile(
     "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
@@ -69,21 +70,10 @@ class BasicTokenizer:
             words = [unicodedata.normalize("NFD", word.lower()) for word in words]
         return " ".join(words).translate(self._punctuation).split()
 
-    def word_spans(self, text: str) -> list[tuple[int, int]]:
-        """Returns the start and end (exclusive) character offset of each word and punctuation character, in order.
-
-        The offsets refer to `text` before lower-casing and removal of accents.
-        """
-        spans: list[tuple[int, int]] = []
-        is_open = False
-        for index, char in enumerate(text):
-            spaced = char.translate(self._cleaning)
-            if not spaced:
-                continue  # Cleaning removes `char`, so its neighbors belong to the same word.
-            is_word = spaced == char and not char.isspace() and not _is_punctuation(char)
-            if is_word and is_open:
-                spans[-1] = (spans[-1][0], index + 1)
-            elif not spaced.isspace():
-                spans.append((index, index + 1))
-            is_open = is_word
-        return spans
+    def words_with_origins(self, text: str) -> list[tuple[str, list[int]]]:
+        """Returns each of `words(text)` with the indices in `text` of the characters from which its characters come."""
+        # Number of characters into which each character is normalized. Its neighbors can change the result, such as a
+        # final sigma or the order of combining marks, but not this number.
+        lengths = {char: len("".join(self.words(char))) for char in {*text}}
+        origins = (index for index, char in enumerate(text) for _ in range(lengths[char]))
+        return [(word, list(islice(origins, len(word)))) for word in self.words(text)]

@@ -184,7 +184,8 @@ class Tokenizer:
         words: list[tuple[int, int]] = []
         basic, start = BasicTokenizer(lower_case=False), 0
         for first, end in [*tokens, (len(text), len(text))]:
-            words += [(start + left, start + right) for left, right in basic.word_spans(text[start:first])]
+            found = basic.words_with_origins(text[start:first])
+            words += [(start + origins[0], start + origins[-1] + 1) for _, origins in found]
             words += [(first, end)] * (first < end)
             start = end
         return words
@@ -212,42 +213,17 @@ class Tokenizer:
         return "".join(part if part in self._special_ids else "".join(map(str.lower, part)) for part in parts)
 
     def _wordpiece_spans(self, text: str) -> list[tuple[int, int]]:
-        spans: list[tuple[int, int]] = []
-        basic = BasicTokenizer(self.vocabulary.lower_case)
-        start = 0
-        for chunk in text.split(" "):
-            if chunk_ids := self.encode(chunk):
-                spans += self._chunk_spans(basic, chunk, start, chunk_ids)
-            start += len(chunk) + 1
-        return spans
-
-    def _chunk_spans(self, basic: BasicTokenizer, chunk: str, start: int, ids: list[int]) -> list[tuple[int, int]]:
-        """Returns the character span of each piece. The chunk starts at offset `start` of the text."""
-        is_plain = chunk.isascii() and chunk.isprintable()
-        if len(ids) == 1 and is_plain:
-            return [(start, start + len(chunk))]
-        words = basic.words(chunk)
-        # `origins[i]` is the index, in the chunk, of the character that becomes character i of the joined words.
-        # Normalizing each character alone may give another final sigma or order of combining marks, but only the number
-        # of characters is used.
-        if is_plain:
-            origins = range(len(chunk))
-        else:
-            origins = [index for index, char in enumerate(chunk) for _ in "".join(basic.words(char))]
-        if len(origins) != sum(map(len, words)):
-            return [(start, start + len(chunk))] * len(ids)
         spans = []
-        char_index = id_index = 0
-        for word in words:
-            pieces = self.pieces(ids[id_index : id_index + len(self.encode(word))])
-            lengths = [len(piece.removeprefix(CONTINUATION)) for piece in pieces]
+        for word, origins in BasicTokenizer(self.vocabulary.lower_case).words_with_origins(text):
+            lengths = [len(piece.removeprefix(CONTINUATION)) for piece in self.pieces(self.encode(word))]
             if sum(lengths) != len(word):
                 lengths = [len(word)]  # A single [UNK] covers the word.
-            id_index += len(pieces)
             for length in lengths:
-                first, last = origins[char_index], origins[char_index + length - 1]
-                spans.append((start + first, start + _end_with_marks(chunk, last)))
-                char_index += length
+                first, end = origins[0], origins[length - 1] + 1
+                while end < len(text) and unicodedata.category(text[end]) == "Mn":
+                    end += 1
+                spans.append((first, end))
+                origins = origins[length:]
         return spans
 
     def _sentencepiece_spans(self, text: str) -> list[tuple[int, int]]:
@@ -300,11 +276,3 @@ def _without_space(text: str, first: int, end: int) -> tuple[int, int]:
     """Trims whitespace from both ends of a span, since a piece or an added token may include the space before it."""
     first += len(text[first:end]) - len(text[first:end].lstrip())
     return first, first + len(text[first:end].rstrip())
-
-
-def _end_with_marks(chunk: str, last: int) -> int:
-    """Returns the end offset (exclusive) of the character at `last`, including the combining marks that follow it."""
-    end = last + 1
-    while end < len(chunk) and unicodedata.category(chunk[end]) == "Mn":
-        end += 1
-    return end
