@@ -17,13 +17,12 @@ import itertools
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from bertjax.data.corpus import readers
-from bertjax.data.corpus.documents import Text, split_sentences, with_spaces
+from bertjax.data.corpus.documents import Text, grouped, split_sentences, with_spaces
 from bertjax.data.corpus.readers import Source
 from bertjax.data.corpus.store import ARRAYS, token_dtype
 from bertjax.data.corpus.tokenizer import Tokenizer
@@ -134,24 +133,13 @@ def divide_chunk(
         return
 
     problems: Counter[str] = Counter()
-    texts = _numbered(_read(chunk, problems, advance), chunk_chars)
-    for number, numbered in itertools.groupby(texts, itemgetter(0)):
+    for number, texts in enumerate(grouped(_read(chunk, problems, advance), chunk_chars)):
         name = f"{chunk.name}-{number:08d}"
         with atomic_file(work / f"{name}.texts") as path, open(path, "wb") as file:
-            readers.write_texts((text for _, text in numbered), file)
+            readers.write_texts(texts, file)
         yield Chunk(name, (Source("texts", str(work / f"{name}.texts"), None),))
     # Report the problem counts in a last chunk without text, because they are known only at the end.
     yield Chunk(f"{chunk.name}-problems", (), problems=dict(problems))
-
-
-def _numbered(texts: Iterable[Text], chunk_chars: int) -> Iterator[tuple[int, Text]]:
-    """Yields each text with the number of its chunk; all texts of a document get the same number."""
-    number = chars = 0
-    for text in texts:
-        if not text.continues and chars >= chunk_chars:
-            number, chars = number + 1, 0
-        chars += len(text.text)
-        yield number, text
 
 
 def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath, workers: int) -> Shard:

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from bertjax.data.corpus import readers
 from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
-from bertjax.data.corpus.documents import MAX_SENTENCE_CHARS, Text, batches, split_sentences, with_spaces
+from bertjax.data.corpus.documents import MAX_SENTENCE_CHARS, Text, grouped, split_sentences, with_spaces
 from bertjax.data.corpus.vocabulary import (
     BPE,
     MAX_WORD_CHARS,
@@ -39,6 +39,7 @@ _SAMPLE_CHARS = {WORDPIECE: 64 << 20, SENTENCEPIECE: 8 << 20, BPE: 32 << 20}
 # Maximum number of characters that get their own pieces (`x` and `##x`). Rarer characters become [UNK].
 _MAX_CHARACTERS = 1000
 _MIN_FREQUENCY = 2
+_BATCH_CHARS = 1 << 20
 _BATCHES_AHEAD = 4
 _WORDS_PER_LINE = 10_000
 
@@ -55,8 +56,9 @@ def sample_training_data(
     sources: Sequence[readers.Source], kind: str, lower_case: bool, pool: Executor
 ) -> Iterator[Counter[str] | list[str]]:
     """Samples the start of each source. Yields `training_data` of each batch of texts, computed in `pool`."""
-    sample = batches(_sample(sources, _SAMPLE_CHARS[kind]))
-    return ordered_map(pool, training_data, ((batch, kind, lower_case) for batch in sample), _BATCHES_AHEAD)
+    groups = grouped(_sample(sources, _SAMPLE_CHARS[kind]), _BATCH_CHARS)
+    calls = ((list(texts), kind, lower_case) for texts in groups)
+    return ordered_map(pool, training_data, calls, _BATCHES_AHEAD)
 
 
 def learn_vocabulary(

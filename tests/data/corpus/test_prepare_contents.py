@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from preparing import bytes_of, documents_of, make_text, run, write_text
 
-from bertjax.data.corpus import chunks, merge, prepare, readers, store
+from bertjax.data.corpus import chunks, merge, prepare, readers, store, vocabulary_training
 from bertjax.data.corpus import documents as documents_module
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
@@ -18,7 +18,7 @@ from bertjax.data.corpus.vocabulary import load_vocabulary
 def small_pieces(monkeypatch):
     """Divides files into many chunks, and long documents into pieces of 300 characters."""
     monkeypatch.setattr(chunks, "_MIN_CHUNK_BYTES", 1000)
-    monkeypatch.setattr(documents_module, "BATCH_CHARS", 500)
+    monkeypatch.setattr(vocabulary_training, "_BATCH_CHARS", 500)
     monkeypatch.setattr(documents_module, "MAX_PIECE_CHARS", 300)
     monkeypatch.setattr(readers, "_READ_BYTES", 200)
 
