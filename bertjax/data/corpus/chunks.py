@@ -41,9 +41,6 @@ DOCUMENT_DTYPE = np.dtype([("sentences", "<u8"), ("tokens", "<u8"), ("bytes", "<
 _BLOCK_DOCUMENTS = 4096
 _BLOCK_ENTRIES = 1 << 20
 _BUFFER_BYTES = 1 << 20
-# Number of cache entries of all workers together, and minimum per worker. An entry takes about 250 bytes.
-_CACHE_ENTRIES = 1 << 20
-_MIN_CACHE_ENTRIES = 1 << 15
 
 # Keep one tokenizer per process, because building one is slow and its cache serves all chunks.
 _cached_tokenizer = functools.lru_cache(maxsize=1)(Tokenizer)
@@ -129,6 +126,7 @@ def divide_chunk(
     `readers.read`.
     """
     if not chunk.is_large:
+        advance(sum(source.size_bytes or 0 for source in chunk.sources))
         yield chunk
         return
 
@@ -142,23 +140,19 @@ def divide_chunk(
     yield Chunk(f"{chunk.name}-problems", (), problems=dict(problems))
 
 
-def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath, workers: int) -> Shard:
-    """Splits the texts of a chunk into sentences, tokenizes them, and writes them as one shard.
-
-    `workers` is the number of encoding processes on this machine. Each process caches at most
-    `_CACHE_ENTRIES / workers` words, or `_MIN_CACHE_ENTRIES` words if this is more.
-    """
+def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> Shard:
+    """Splits the texts of a chunk into sentences, tokenizes them, and writes them as one shard."""
     done = work / f"{chunk.name}.json"
     if not done.exists():
         with _encoder_lock:
-            shard = _write_shard(chunk, vocabulary, work, workers)
+            shard = _write_shard(chunk, vocabulary, work)
         write_json(done, dataclasses.asdict(shard))
     return Shard(**read_json(done))
 
 
-def _write_shard(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath, workers: int) -> Shard:
+def _write_shard(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> Shard:
     problems = Counter(chunk.problems)
-    tokenizer = _cached_tokenizer(vocabulary, max(_MIN_CACHE_ENTRIES, _CACHE_ENTRIES // workers))
+    tokenizer = _cached_tokenizer(vocabulary)
     dtype = token_dtype(vocabulary.size)
     # The last document, which the next text may continue: `DOCUMENT_DTYPE` [1], or empty before the first document.
     last = np.empty(0, DOCUMENT_DTYPE)

@@ -5,14 +5,14 @@ import itertools
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bertjax.data.corpus import readers, store
-from bertjax.data.corpus.chunks import Chunk, divide_chunk, encode_chunk, group_sources
+from bertjax.data.corpus.chunks import divide_chunk, encode_chunk, group_sources
 from bertjax.data.corpus.merge import plan_splits, write_array
 from bertjax.data.corpus.vocabulary import (
     BPE,
@@ -213,14 +213,8 @@ def run_local(
     with tempfile.TemporaryDirectory(dir=None if is_remote(folder) else folder) as temporary:
         work = Path(temporary)
         with progress_bar("prepare", None if None in sizes else sum(filter(None, sizes)), "B") as bar:
-
-            def chunks() -> Iterator[Chunk]:
-                for group in groups:
-                    yield from divide_chunk(group, work, chunk_chars, bar.update)
-                    if not group.is_large:
-                        bar.update(sum(source.size_bytes or 0 for source in group.sources))
-
-            calls = ((chunk, vocabulary, work, workers) for chunk in chunks())
+            divided = (divide_chunk(group, work, chunk_chars, bar.update) for group in groups)
+            calls = ((chunk, vocabulary, work) for chunk in itertools.chain.from_iterable(divided))
             for shard in ordered_map(pool, encode_chunk, calls, _CHUNKS_PER_WORKER * workers):
                 shards.append(shard)
                 Path(f"{shard.path}.texts").unlink(missing_ok=True)

@@ -5,16 +5,13 @@ access. Hence a repeated stage does not encode finished chunks again, and runner
 """
 
 import contextlib
-import dataclasses
 import io
 import itertools
 import json
 import logging
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -91,13 +88,7 @@ def run(
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
     work = folder / "work"
     work.mkdir()
-    absolute = [
-        source
-        if source.split or is_remote(source.name)
-        else dataclasses.replace(source, name=os.path.abspath(source.name))
-        for source in sources
-    ]
-    chunks, chunk_chars = group_sources(absolute)
+    chunks, chunk_chars = group_sources(sources)
     runner = options.view_as(StandardOptions).runner
     logger.info(f"beam: processing {len(sources):,} inputs with {runner}")
     for attempt in range(1, _ATTEMPTS + 1):
@@ -135,31 +126,25 @@ def run(
     return entries
 
 
-class _Stage(beam.DoFn):
-    """DoFn that calls a function, and re-raises an exception as a RuntimeError.
+def _stage(name: str, function: Callable[..., Iterable[Any]], **arguments: Any) -> beam.PTransform:
+    return name >> beam.FlatMap(_run_stage, name, function, **arguments)
+
+
+def _run_stage(element: Any, name: str, function: Callable[..., Iterable[Any]], **arguments: Any) -> Iterator[Any]:
+    """Calls a function, and re-raises an exception as a RuntimeError.
 
     The message of the RuntimeError contains the stage and the cause, because Beam's runners report only messages.
     """
-
-    def __init__(self, name: str, function: Callable[..., Iterable[Any]]) -> None:
-        self._name = name
-        self._function = function
-
-    def process(self, element: Any) -> Iterator[Any]:
-        try:
-            yield from self._function(element)
-        except Exception as error:
-            cause = str(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
-            fields = {"stage": self._name, "cause": cause, "usage": isinstance(error, UsageError)}
-            raise RuntimeError(f"bertjax stage error {json.dumps(fields)} end") from error
+    try:
+        yield from function(element, **arguments)
+    except Exception as error:
+        cause = str(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
+        fields = {"stage": name, "cause": cause, "usage": isinstance(error, UsageError)}
+        raise RuntimeError(f"bertjax stage error {json.dumps(fields)} end") from error
 
 
-def _stage(name: str, function: Callable[..., Iterable[Any]], **arguments: Any) -> beam.PTransform:
-    return name >> beam.ParDo(_Stage(name, partial(function, **arguments)))
-
-
-def _encode(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> Iterator[Shard]:
-    yield encode_chunk(chunk, vocabulary, work, os.cpu_count() or 1)
+def _encode(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> list[Shard]:
+    return [encode_chunk(chunk, vocabulary, work)]
 
 
 def _merge(shards: list[Shard], heldout_fraction: float, folder: AnyPath) -> Iterator[tuple]:

@@ -24,8 +24,8 @@ from bertjax.data.corpus.vocabulary import (
 )
 from bertjax.errors import UsageError, quoted
 
-CACHE_ENTRIES = 1 << 19
-
+# Maximum number of cached chunks, about 250 bytes each.
+_CACHE_ENTRIES = 1 << 18
 # Do not cache longer chunks, because they rarely occur twice and would fill the memory.
 _MAX_CACHED_CHARS = 32
 
@@ -43,10 +43,9 @@ def wordpiece_model(vocabulary: Vocabulary, max_word_chars: int) -> models.WordP
 class _ChunkIds(dict[str, tuple[int, ...]]):
     """Bounded cache of the token ids of chunks (text between spaces). The cache is cleared when it is full."""
 
-    def __init__(self, vocabulary: Vocabulary, max_entries: int) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__()
         self._basic = BasicTokenizer(vocabulary.lower_case)
-        self._max_entries = max_entries
         self._unk_id = vocabulary.unk_id
         max_chars = vocabulary.max_word_chars
         self._ids = {piece: index for index, piece in enumerate(vocabulary.pieces) if len(piece) <= max_chars}
@@ -67,7 +66,7 @@ class _ChunkIds(dict[str, tuple[int, ...]]):
         # Use a tuple, because the garbage collector does not track tuples of integers, unlike lists.
         entry = tuple(ids)
         if len(chunk) <= _MAX_CACHED_CHARS:
-            if len(self) >= self._max_entries:
+            if len(self) >= _CACHE_ENTRIES:
                 self.clear()
             self[chunk] = entry
         return entry
@@ -82,13 +81,12 @@ class Tokenizer:
     Not thread-safe; each thread needs its own tokenizer.
     """
 
-    def __init__(self, vocabulary: Vocabulary, cache_entries: int = CACHE_ENTRIES) -> None:
-        """Builds a tokenizer that caches at most `cache_entries` chunks, about 250 bytes each."""
+    def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self._special_ids = {vocabulary.pieces[index]: index for index in vocabulary.special_ids}
         self._special_pieces = re.compile(f"({'|'.join(map(re.escape, self._special_ids))})")
         if vocabulary.kind == WORDPIECE:
-            self._chunk_ids = _ChunkIds(vocabulary, cache_entries)
+            self._chunk_ids = _ChunkIds(vocabulary)
         elif vocabulary.kind == TOKENIZER_JSON:
             self._engine = load_tokenizer_json(vocabulary.path, vocabulary.content, vocabulary.prefix)
         else:

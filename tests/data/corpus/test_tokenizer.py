@@ -10,6 +10,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from bertjax.data.corpus import tokenizer as tokenizer_module
 from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, _special_ids, load_vocabulary
@@ -135,8 +136,9 @@ def test_unicode_code_points_match_the_reference_implementation(lower_case):
 
 
 @pytest.mark.parametrize("lower_case", [True, False])
-def test_difficult_and_random_texts_match_the_reference_implementation(vocabulary_file, lower_case):
-    tokenizer = Tokenizer(load_vocabulary(vocabulary_file, lower_case), cache_entries=200)
+def test_difficult_and_random_texts_match_the_reference_implementation(vocabulary_file, lower_case, monkeypatch):
+    monkeypatch.setattr(tokenizer_module, "_CACHE_ENTRIES", 200)
+    tokenizer = Tokenizer(load_vocabulary(vocabulary_file, lower_case))
     draw, vocabulary = random.Random(7), {*PIECES}
     ascii_range = (0x20, 0x7F)
     ranges = [*[ascii_range] * 2, (0, 0x250), (0x300, 0x400), (0x2000, 0x2070), (0x4E00, 0x4E40), (0, 0x110000)]
