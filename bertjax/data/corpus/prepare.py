@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.data.corpus import readers, store
-from bertjax.data.corpus.chunks import divide_chunk, encode_chunk, group_sources
-from bertjax.data.corpus.merge import plan_splits, write_array
+from bertjax.data.corpus.chunks import divide_chunk, encode_chunk, group_sources, plan_splits, write_array
 from bertjax.data.corpus.vocabulary import (
     BPE,
     KINDS,

@@ -1,4 +1,4 @@
-"""Apache Beam runner, on this machine or a cluster. The pipeline stages are the steps of `chunks` and `merge`.
+"""Apache Beam runner, on this machine or a cluster. The pipeline stages are the steps of `chunks`.
 
 Between stages, the pipeline passes only names and counts. Text and arrays are stored in a folder that all machines can
 access. Hence a repeated stage does not encode finished chunks again, and runners need little memory.
@@ -21,8 +21,15 @@ from apache_beam.runners.runner import PipelineState, create_runner
 from etils import epath
 
 from bertjax.data.corpus import store
-from bertjax.data.corpus.chunks import Chunk, Shard, divide_chunk, encode_chunk, group_sources
-from bertjax.data.corpus.merge import plan_splits, write_array
+from bertjax.data.corpus.chunks import (
+    Chunk,
+    Shard,
+    divide_chunk,
+    encode_chunk,
+    group_sources,
+    plan_splits,
+    write_array,
+)
 from bertjax.data.corpus.readers import Source
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line, listed, shortened

@@ -6,7 +6,7 @@ import random
 import pytest
 from preparing import bytes_of, make_text, run, write_text
 
-from bertjax.data.corpus import chunks, documents, merge, readers, store
+from bertjax.data.corpus import chunks, documents, readers, store
 from bertjax.data.corpus.vocabulary import load_vocabulary
 
 
@@ -45,10 +45,10 @@ def test_chunks_encoded_twice_in_any_order_merge_into_the_corpus_of_the_local_ru
         shard = chunks.encode_chunk(chunk, load_vocabulary(vocabulary), work)
         assert named_shards.setdefault(chunk.name, shard) == shard
     named_shards = [named_shards[name] for name in sorted(named_shards)]
-    heldout_below, entries = merge.plan_splits(named_shards, 0.2)
+    heldout_below, entries = chunks.plan_splits(named_shards, 0.2)
     arrays = list(itertools.product(store.SPLITS, store.ARRAYS)) * 2
     for split, array in rng.sample(arrays, len(arrays)):
-        name, entry = merge.write_array(work.parent, split, array, named_shards, heldout_below)
+        name, entry = chunks.write_array(work.parent, split, array, named_shards, heldout_below)
         assert entry == manifest["files"][name]
     work.rename(tmp_path / "work")
     assert bytes_of(tmp_path / "merged") == expected
