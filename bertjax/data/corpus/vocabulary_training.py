@@ -68,16 +68,17 @@ def learn_vocabulary(
 
     `samples` are the results of `training_data`, in order.
     """
-    file = VOCABULARY_FILES[TOKENIZER_JSON if kind == BPE else kind]
-    if kind == WORDPIECE:
-        counts = word_counts(samples)
-        logger.info(f"training a vocabulary of {size:,} pieces from {len(counts):,} distinct words")
-        content = "".join(f"{piece}\n" for piece in wordpieces(counts, size)).encode()
+    is_wordpiece = kind == WORDPIECE
+    data: Any = word_counts(samples) if is_wordpiece else list(itertools.chain.from_iterable(samples))
+    if not data:
+        raise BertjaxError("the inputs contain no text to train a vocabulary on; check the --input specs")
+    unit = "distinct words" if is_wordpiece else "sentences"
+    logger.info(f"training a vocabulary of {size:,} pieces from {len(data):,} {unit}")
+    if is_wordpiece:
+        content = "".join(f"{piece}\n" for piece in wordpieces(data, size)).encode()
     else:
-        sentences = list(itertools.chain.from_iterable(samples))
-        logger.info(f"training a vocabulary of {size:,} pieces from {len(sentences):,} sentences")
-        content = (byte_level_bpe if kind == BPE else sentencepiece_model)(sentences, size, lower_case)
-    return load_vocabulary(file, lower_case, content)
+        content = (byte_level_bpe if kind == BPE else sentencepiece_model)(data, size, lower_case)
+    return load_vocabulary(VOCABULARY_FILES[TOKENIZER_JSON if kind == BPE else kind], lower_case, content)
 
 
 def word_counts(samples: Iterable[Counter[str] | list[str]]) -> Counter[str]:
@@ -144,8 +145,6 @@ def training_data(texts: Iterable[Text], kind: str, lower_case: bool) -> Counter
 
 def wordpieces(counts: Counter[str], size: int) -> list[str]:
     """Trains a WordPiece vocabulary on word counts and returns its pieces, special tokens first."""
-    if not counts:
-        raise BertjaxError("the inputs contain no text to train a vocabulary on; check the --input specs")
     char_counts: Counter[str] = Counter()
     for word, count in counts.items():
         for char in word:
@@ -211,8 +210,6 @@ def byte_level_bpe(sentences: Sequence[str], size: int, lower_case: bool) -> byt
 
     Rows are [CLS] A [SEP] B [SEP]. As in ModernBERT, text is normalized to NFC, and a space belongs to the next word.
     """
-    if not sentences:
-        raise BertjaxError("the inputs contain no text to train a vocabulary on; check the --input specs")
     tokenizer = Tokenizer(models.BPE())
     lower = [normalizers.Lowercase()] if lower_case else []
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), *lower])
