@@ -185,17 +185,16 @@ def read_manifest(path: AnyPath) -> dict[str, Any]:
         )
     try:
         manifest = read_json_object(file)
-        version, vocabulary, files = manifest["format"], manifest["vocabulary"], manifest["files"]
+        if (version := manifest["format"]) != FORMAT:
+            raise UsageError(f"the corpus {path} has format {version}, not {FORMAT}; {_PREPARE_AGAIN}")
+        vocabulary = manifest["vocabulary"]
         names = {vocabulary["file"], *(array_file(split, array) for split in SPLITS for array in ARRAYS)}
         # Reject slashes, because the vocabulary file must be in the corpus folder.
-        is_valid = {*files} == names and "/" not in vocabulary["file"]
-        is_valid &= manifest["token_dtype"] == token_dtype(vocabulary["size"]).str
+        is_valid = {*manifest["files"]} == names and "/" not in vocabulary["file"]
+        if not is_valid or manifest["token_dtype"] != token_dtype(vocabulary["size"]).str:
+            raise ValueError("its entries are inconsistent")
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"the corpus manifest {file} is damaged: {error}; {_PREPARE_AGAIN}") from error
-    if version != FORMAT:
-        raise UsageError(f"the corpus {path} has format {version}, but this version reads {FORMAT}; {_PREPARE_AGAIN}")
-    if not is_valid:
-        raise UsageError(f"the corpus manifest {file} is damaged: its entries are inconsistent; {_PREPARE_AGAIN}")
     return manifest
 
 

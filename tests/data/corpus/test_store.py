@@ -75,7 +75,7 @@ def test_each_file_is_verified_once_by_the_background_thread(tmp_path, monkeypat
     ("change", "message"),
     [
         ({"token_dtype": "<u4"}, "are inconsistent"),
-        ({"format": 2}, "has format 2, but this version reads 3"),
+        ({"format": 2}, "has format 2, not 3"),
         ({"vocabulary": VOCABULARY}, "are inconsistent"),
         ({"vocabulary": VOCABULARY, "files": {name: {} for name in (VOCABULARY["file"], *FILES)}}, "are inconsistent"),
         ({"vocabulary": {"file": "vocab.txt", "lower_case": True, "size": "many"}}, "damaged"),
