@@ -16,13 +16,11 @@ from bertjax.data.corpus.chunks import divide_chunk, encode_chunk, group_sources
 from bertjax.data.corpus.vocabulary import (
     BPE,
     KINDS,
-    VOCABULARY_FILES,
     WORDPIECE,
     Vocabulary,
     is_cased,
     load_vocabulary,
     named_special_ids,
-    vocabulary_entry,
 )
 from bertjax.data.corpus.vocabulary_extension import extend_vocabulary, extended_kind
 from bertjax.data.corpus.vocabulary_training import check_size, learn_vocabulary, ordered_map, sample_training_data
@@ -135,12 +133,12 @@ def prepare(
             samples = sample_training_data(sources, vocabulary_kind, lower_case, pool)
             used = learn_vocabulary(samples, kind=vocabulary_kind, size=vocabulary_size, lower_case=lower_case)
         entries = run(sources, used, heldout_fraction, folder, pool)
-        vocabulary_file = VOCABULARY_FILES[used.kind]
-        (folder / vocabulary_file).write_bytes(used.content)
+        entry = used.entry()
+        (folder / entry["file"]).write_bytes(used.content)
         manifest = {
             **entries,
             "vocabulary": {
-                **vocabulary_entry(used),
+                **entry,
                 "kind": used.kind,
                 "size": used.size,
                 "special_ids": named_special_ids(used),
@@ -155,7 +153,7 @@ def prepare(
             **({"added_pieces": added_pieces} if add_pieces else {}),
             "token_dtype": store.token_dtype(used.size).str,
             "problems": entries["problems"] | ({"files_named_again": duplicates} if duplicates else {}),
-            "files": entries["files"] | {vocabulary_file: {"bytes": len(used.content), "sha256": used.sha256}},
+            "files": entries["files"] | {entry["file"]: {"bytes": len(used.content), "sha256": used.sha256}},
         }
         store.write_manifest(folder, manifest)
     return store.read_manifest(path)

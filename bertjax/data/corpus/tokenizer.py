@@ -12,16 +12,7 @@ import tokenizers
 from tokenizers import models, normalizers
 
 from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
-from bertjax.data.corpus.vocabulary import (
-    BYTE_LEVEL_START,
-    CONTINUATION,
-    TOKENIZER_JSON,
-    WORD_START,
-    WORDPIECE,
-    Vocabulary,
-    load_sentencepiece,
-    load_tokenizer_json,
-)
+from bertjax.data.corpus.vocabulary import BYTE_LEVEL_START, CONTINUATION, TOKENIZER_JSON, WORDPIECE, Vocabulary
 from bertjax.errors import UsageError, quoted
 
 # Maximum number of cached chunks, about 250 bytes each.
@@ -87,10 +78,8 @@ class Tokenizer:
         self._special_pieces = re.compile(f"({'|'.join(map(re.escape, self._special_ids))})")
         if vocabulary.kind == WORDPIECE:
             self._chunk_ids = _ChunkIds(vocabulary)
-        elif vocabulary.kind == TOKENIZER_JSON:
-            self._engine = load_tokenizer_json(vocabulary.path, vocabulary.content, vocabulary.prefix)
         else:
-            self._sentencepiece = load_sentencepiece(vocabulary.path, vocabulary.content)
+            self._engine = vocabulary.engine()
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text, without [CLS] and [SEP]."""
@@ -102,7 +91,7 @@ class Tokenizer:
             return list(chain.from_iterable(map(self._chunk_ids.__getitem__, text.split(" "))))
         if self.vocabulary.kind == TOKENIZER_JSON:
             return self._engine.encode(_without_surrogates(text), add_special_tokens=False).ids
-        return self._sentencepiece.encode(self._sentencepiece_text(text))
+        return self._engine.encode(self._sentencepiece_text(text))
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the token ids of each text. With a `tokenizer.json`, this is faster than `encode` for each text."""
@@ -201,7 +190,7 @@ class Tokenizer:
     @functools.cached_property
     def _lower_cased(self) -> "Tokenizer":
         lower_cased = copy.copy(self)
-        lower_cased._engine = load_tokenizer_json(self.vocabulary.path, self._engine.to_str().encode())
+        lower_cased._engine = self.vocabulary.engine()
         prepend_lower_case(lower_cased._engine)
         return lower_cased
 
@@ -225,7 +214,7 @@ class Tokenizer:
         return spans
 
     def _sentencepiece_spans(self, text: str) -> list[tuple[int, int]]:
-        encoded = self._sentencepiece.encode(self._sentencepiece_text(text), return_type="offset_mapping")
+        encoded = self._engine.encode(self._sentencepiece_text(text), return_type="offset_mapping")
         # Lower-casing may turn one character into two, for example U+0130.
         lengths = (len(char.lower()) for char in text) if self.vocabulary.lower_case else repeat(1, len(text))
         origins = [index for index, length in enumerate(lengths) for _ in range(length)]
@@ -257,7 +246,7 @@ class Tokenizer:
             return self._engine.decode([int(index) for index in ids], skip_special_tokens=False)
         special_ids = set(self.vocabulary.special_ids)
         text = "".join(f" {p} " if int(i) in special_ids else p for i, p in zip(ids, pieces, strict=True))
-        return " ".join(text.replace(WORD_START, " ").split())
+        return " ".join(text.replace(self.vocabulary.word_marker[0], " ").split())
 
 
 def prepend_lower_case(engine: tokenizers.Tokenizer) -> None:
