@@ -20,16 +20,7 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 from apache_beam.runners.runner import PipelineState, create_runner
 from etils import epath
 
-from bertjax.data.corpus import store
-from bertjax.data.corpus.chunks import (
-    Chunk,
-    Shard,
-    divide_chunk,
-    encode_chunk,
-    group_sources,
-    plan_splits,
-    write_array,
-)
+from bertjax.data.corpus import chunks, store
 from bertjax.data.corpus.readers import Source
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line, listed, shortened
@@ -95,16 +86,16 @@ def run(
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
     work = folder / "work"
     work.mkdir()
-    chunks, chunk_chars = group_sources(sources)
+    inputs, chunk_chars = chunks.group_sources(sources)
     runner = options.view_as(StandardOptions).runner
     logger.info(f"beam: processing {len(sources):,} inputs with {runner}")
     for attempt in range(1, _ATTEMPTS + 1):
         pipeline = beam.Pipeline(options=options)
         _ = (
             pipeline
-            | "inputs" >> beam.Create(chunks)
+            | "inputs" >> beam.Create(inputs)
             | "spread inputs" >> beam.Reshuffle()
-            | _stage("read", divide_chunk, work=work, chunk_chars=chunk_chars)
+            | _stage("read", chunks.divide_chunk, work=work, chunk_chars=chunk_chars)
             | "spread chunks" >> beam.Reshuffle()
             | _stage("encode", _encode, vocabulary=vocabulary, work=work)
             | "gather shards" >> beam.combiners.ToList()
@@ -150,21 +141,21 @@ def _run_stage(element: Any, name: str, function: Callable[..., Iterable[Any]], 
         raise RuntimeError(f"bertjax stage error {json.dumps(fields)} end") from error
 
 
-def _encode(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> list[Shard]:
-    return [encode_chunk(chunk, vocabulary, work)]
+def _encode(chunk: chunks.Chunk, vocabulary: Vocabulary, work: AnyPath) -> list[chunks.Shard]:
+    return [chunks.encode_chunk(chunk, vocabulary, work)]
 
 
-def _merge(shards: list[Shard], heldout_fraction: float, folder: AnyPath) -> Iterator[tuple]:
+def _merge(shards: list[chunks.Shard], heldout_fraction: float, folder: AnyPath) -> Iterator[tuple]:
     """Yields the arguments of `write_array` for each array."""
     # Sort by path to restore the order of the text, because paths end with chunk names, which sort in this order.
     shards = sorted(shards, key=attrgetter("path"))
-    heldout_below, entries = plan_splits(shards, heldout_fraction)
+    heldout_below, entries = chunks.plan_splits(shards, heldout_fraction)
     write_json(folder / "work" / _PLAN, entries)
     for split, array in itertools.product(store.SPLITS, store.ARRAYS):
         yield split, array, shards, heldout_below
 
 
 def _write(array: tuple, folder: AnyPath) -> tuple[()]:
-    name, entry = write_array(folder, *array)
+    name, entry = chunks.write_array(folder, *array)
     write_json(folder / "work" / f"{name}.json", entry)
     return ()
