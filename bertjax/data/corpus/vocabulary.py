@@ -26,8 +26,6 @@ SENTENCEPIECE = "sentencepiece"
 TOKENIZER_JSON = "tokenizer_json"
 # Byte-level BPE, which is stored as a `tokenizer.json`.
 BPE = "bpe"
-# Vocabulary kinds that `prepare` can train.
-KINDS = (WORDPIECE, SENTENCEPIECE, BPE)
 VOCABULARY_FILES = {WORDPIECE: "vocab.txt", SENTENCEPIECE: "spiece.model", TOKENIZER_JSON: "tokenizer.json"}
 # A trained vocabulary starts with these pieces, in this order.
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
