@@ -28,12 +28,9 @@ def _clean(char: str) -> str:
     return f" {char} " if _CJK.match(char) else char
 
 
-def _is_punctuation(char: str) -> bool:
-    return char in string.punctuation or unicodedata.category(char).startswith("P")
-
-
 def _space_punctuation(char: str) -> str:
-    return f" {char} " if _is_punctuation(char) else char
+    is_punctuation = char in string.punctuation or unicodedata.category(char).startswith("P")
+    return f" {char} " if is_punctuation else char
 
 
 def _strip_accents(char: str) -> str:

@@ -38,10 +38,8 @@ def parse_dataset(spec: str) -> tuple[str, str, str]:
 def tfds_size_bytes(name: str, split: str, data_dir: str | None) -> int | None:
     """Returns the size of a split's records in bytes. Returns None if the dataset is not downloaded yet."""
     splits = open_builder(name, data_dir).info.splits
-    try:
+    with read_errors(f"tfds dataset {name!r}", split):
         return splits[split].num_bytes if splits else None
-    except (KeyError, ValueError) as error:
-        raise UsageError(f"tfds dataset {name!r} has no split {split!r}; use one of {listed(splits)}") from error
 
 
 def tfds_texts(name: str, split: str, data_dir: str | None) -> Iterator[str]:

@@ -104,22 +104,24 @@ def prepare(
         # Disable garbage collection in workers, because they create millions of small lists but no cycles.
         process_pool(workers, BertjaxError(_WORKER_DIED), gc.disable) as pool,
     ):
-        added_pieces = None
-        if loaded and add_pieces:
-            samples = sample_training_data(sources, extended_kind(loaded), loaded.lower_case, pool)
-            used, added_pieces = extend_vocabulary(loaded, samples, add_pieces)
-        elif loaded:
-            used = loaded
-        else:
+        used, extension = loaded, {}
+        settings = {"heldout_fraction": heldout_fraction, "inputs": _describe_inputs(sources)}
+        if used is None:
             if lower_case is None:  # Byte-level BPE vocabularies are usually cased.
                 lower_case = vocabulary_kind != BPE
             samples = sample_training_data(sources, vocabulary_kind, lower_case, pool)
             used = learn_vocabulary(samples, kind=vocabulary_kind, size=vocabulary_size, lower_case=lower_case)
+            settings["vocabulary_size"] = vocabulary_size
+        elif add_pieces:
+            samples = sample_training_data(sources, extended_kind(used), used.lower_case, pool)
+            used, extension["added_pieces"] = extend_vocabulary(used, samples, add_pieces)
+            settings["add_pieces"] = add_pieces
         entries = run(sources, used, heldout_fraction, folder, pool)
         entry = used.entry()
         (folder / entry["file"]).write_bytes(used.content)
         manifest = {
             **entries,
+            **extension,
             "vocabulary": {
                 **entry,
                 "kind": used.kind,
@@ -127,13 +129,7 @@ def prepare(
                 "special_ids": named_special_ids(used),
                 "trained_here": loaded is None,
             },
-            "settings": {
-                "heldout_fraction": heldout_fraction,
-                "inputs": _describe_inputs(sources),
-                **({} if loaded else {"vocabulary_size": vocabulary_size}),
-                **({"add_pieces": add_pieces} if add_pieces else {}),
-            },
-            **({"added_pieces": added_pieces} if add_pieces else {}),
+            "settings": settings,
             "token_dtype": store.token_dtype(used.size).str,
             "problems": entries["problems"] | ({"files_named_again": duplicates} if duplicates else {}),
             "files": entries["files"] | {entry["file"]: {"bytes": len(used.content), "sha256": used.sha256}},

@@ -67,7 +67,7 @@ class Source:
 
 def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[Source], int]:
     """Returns the sources of input specs, in order, and the number of duplicate sources that were left out."""
-    sources: dict[tuple[str, ...], Source] = {}
+    sources: dict[Source, Source] = {}
     duplicates = 0
     for spec in specs:
         kind, _, rest = spec.partition(":")
@@ -90,8 +90,7 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
                     "leave the file out, for example with *.txt"
                 )
             # Read a file once, even if symlinks list it under several paths.
-            name = source.name if source.split or is_remote(source.name) else os.path.realpath(source.name)
-            key = (source.kind, name, source.split, source.column)
+            key = dataclasses.replace(source, name=os.path.realpath(source.name))
             duplicates += key in sources
             sources.setdefault(key, source)
     return list(sources.values()), duplicates

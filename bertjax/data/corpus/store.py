@@ -249,19 +249,18 @@ def _local_copy(address: str) -> Path:
                 ThreadPoolExecutor(_STREAMS) as pool,
             ):
                 (temporary / MANIFEST).write_bytes(content)
-                copies = [
-                    pool.submit(_copy_file, source / name, temporary / name, entry["sha256"], bar.update)
-                    for name, entry in files.items()
-                ]
-                for each in copies:
-                    each.result()
+                list(
+                    pool.map(
+                        lambda name: _copy_file(source / name, temporary, files[name]["sha256"], bar.update), files
+                    )
+                )
     return copy
 
 
-def _copy_file(source: epath.Path, target: AnyPath, sha256: str, advance: Callable[[int], object]) -> None:
+def _copy_file(source: epath.Path, folder: AnyPath, sha256: str, advance: Callable[[int], object]) -> None:
     digest = hashlib.sha256()
     try:
-        with source.open("rb") as remote_file, open(target, "wb") as local_file:
+        with source.open("rb") as remote_file, open(folder / source.name, "wb") as local_file:
             while block := remote_file.read(_BLOCK_BYTES):
                 digest.update(block)
                 local_file.write(block)

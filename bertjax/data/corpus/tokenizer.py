@@ -232,9 +232,7 @@ class Tokenizer:
         """Converts token ids to pieces of the vocabulary."""
         ids = list(ids)
         if invalid := [index for index in ids if not 0 <= index < self.vocabulary.size]:
-            raise UsageError(
-                f"token id {invalid[0]} is outside the vocabulary; ids are 0 to {self.vocabulary.size - 1}"
-            )
+            raise UsageError(f"token id {invalid[0]} is outside the vocabulary of {self.vocabulary.size} tokens")
         return [self.vocabulary.pieces[index] for index in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
