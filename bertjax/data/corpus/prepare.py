@@ -87,10 +87,7 @@ def prepare(
         check_size(vocabulary_size, vocabulary_kind)
     elif loaded.kind == WORDPIECE and lower_case == is_cased(loaded.pieces):
         option, has = ("--uncased", "has") if lower_case else ("--cased", "does not have")
-        logger.warning(
-            f"{option} does not match the vocabulary {loaded.path}, which {has} upper-case letters; omit {option} to "
-            "detect the case"
-        )
+        logger.warning(f"{option} does not match {loaded.path}, which {has} upper-case letters; omit {option}")
     if add_pieces:
         if loaded is None:
             raise UsageError("--add_pieces needs a vocabulary to extend; set --vocab, or train one with --vocab_size")
@@ -198,17 +195,16 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
     vocabulary = manifest["vocabulary"]
     case = "lower-cased" if vocabulary["lower_case"] else "cased"
     lines = [f"{output}: {vocabulary['size']:,} {vocabulary['kind']} pieces, {case}, in {vocabulary['file']}"]
-    size = manifest["settings"].get("vocabulary_size", vocabulary["size"])
-    if vocabulary["size"] < size:
-        lines.append(f"  the text yields {vocabulary['size']:,} pieces instead of the {size:,} of --vocab_size")
+    settings, learned = manifest["settings"], vocabulary["size"]
     if added := manifest.get("added_pieces"):
+        learned = added["count"]
         lines.append(
             f"  {added['count']:,} pieces were added to --vocab: {added['pieces_per_word_after']:.3f} pieces per word "
             f"(before: {added['pieces_per_word_before']:.3f}), {added['unknown_words_after']:.2%} unknown words "
             f"(before: {added['unknown_words_before']:.2%})"
         )
-        if added["count"] < (number := manifest["settings"]["add_pieces"]):
-            lines.append(f"  the text yields {added['count']:,} useful pieces, not the {number:,} of --add_pieces")
+    if learned < (number := settings.get("add_pieces") or settings.get("vocabulary_size", 0)):
+        lines.append(f"  the text yields {learned:,} useful pieces instead of {number:,}")
     splits = manifest["splits"]
     lines += [
         f"  {name}: {split['documents']:,} documents, {split['sentences']:,} sentences, "
@@ -227,7 +223,7 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
             "a prose: input is usually one document), or raise --heldout"
         )
     share = splits["heldout"]["tokens"] / max(1, sum(split["tokens"] for split in splits.values()))
-    if share > max(_LARGE_HELDOUT_SHARE, 2 * manifest["settings"]["heldout_fraction"]):
+    if share > max(_LARGE_HELDOUT_SHARE, 2 * settings["heldout_fraction"]):
         lines.append(
             f"  {share:.0%} of the tokens are held out, because documents are never divided between training and "
             "evaluation: divide long files into several documents, or prepare more text"

@@ -85,10 +85,7 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
             spec_sources = [Source(kind, name, size) for name, size in files]
         for source in spec_sources:
             if not source.split and _TABLE.fullmatch(source.name):
-                raise UsageError(
-                    f"input {spec!r}: {source.name} is a table or JSON, not text; write its texts to a .txt file, or "
-                    "leave the file out, for example with *.txt"
-                )
+                raise UsageError(f"{source.name} is a table or JSON, not text; leave it out, or extract its texts")
             # Read a file once, even if symlinks list it under several paths.
             key = dataclasses.replace(source, name=os.path.realpath(source.name))
             duplicates += key in sources
@@ -215,10 +212,8 @@ def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int]
                 if source.kind in ("text", "prose") and _EXTRACTED.match(block):
                     raise UsageError(f"{source.name} is from WikiExtractor; use wiki: instead of {source.kind}:")
                 if NO_TEXT.match(block):
-                    raise UsageError(
-                        f"{source.name} contains JSON, HTML, XML, PDF or RTF, not text; write its texts to a .txt "
-                        "file, or leave the file out (WikiExtractor: omit --json)"
-                    )
+                    fix = "write its texts to a .txt file (WikiExtractor: omit --json)"
+                    raise UsageError(f"{source.name} contains JSON, HTML, XML, PDF or RTF, not text; {fix}")
             total_bytes += len(block)
             yield block
         advance(raw.tell() - position)
@@ -231,8 +226,6 @@ def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int]
                 problems["invalid_utf8_bytes"] += sum(map(len, _ESCAPED_BYTES.findall(text)))
                 yield _ESCAPED_BYTES.sub("\ufffd", text)
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise BertjaxError(
-            f"cannot read {source.name} past byte {total_bytes:,} of the decompressed text: {first_line(error)}; "
-            "repair the file or leave it out"
-        ) from error
+        place = f"past byte {total_bytes:,} of the decompressed text"
+        raise BertjaxError(f"cannot read {source.name} {place}: {first_line(error)}; repair or omit it") from error
     problems["empty_files"] += total_bytes == 0

@@ -179,10 +179,7 @@ def read_manifest(path: AnyPath) -> dict[str, Any]:
     """Reads and checks the manifest of a corpus."""
     file = path / MANIFEST
     if not file.is_file():
-        raise UsageError(
-            f"no corpus at {path}: {MANIFEST} is missing; make one with `bertjax prepare --input text:FILE --output "
-            f"{path}`"
-        )
+        raise UsageError(f"no corpus at {path}: {MANIFEST} is missing; make one with `bertjax prepare`")
     try:
         manifest = read_json_object(file)
         if (version := manifest["format"]) != FORMAT:
@@ -208,10 +205,7 @@ def open_corpus(path: str | Path) -> Corpus:
     for name, entry in manifest["files"].items():
         file = path / name
         if not file.is_file() or file.stat().st_size != entry["bytes"]:
-            raise UsageError(
-                f"the corpus {path} is damaged: {name} is missing or does not have {entry['bytes']:,} bytes; "
-                f"{_PREPARE_AGAIN}"
-            )
+            raise UsageError(f"{file} is missing or does not have {entry['bytes']:,} bytes; {_PREPARE_AGAIN}")
     checksums = Checksums()
     vocabulary = manifest["vocabulary"]["file"]
     checksums.add(path / vocabulary, manifest["files"][vocabulary]["sha256"], _PREPARE_AGAIN)

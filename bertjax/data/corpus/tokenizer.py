@@ -85,20 +85,18 @@ class Tokenizer:
         """Returns the token ids of a text, without [CLS] and [SEP]."""
         if not isinstance(text, str):
             raise UsageError(f"text must be a str, not {quoted(text)}; encode one text at a time")
-        if self.vocabulary.kind == WORDPIECE:
-            # Split only at spaces. Cleaning removes some other whitespace, such as U+000B, so the characters around it
-            # belong to one word.
-            return list(chain.from_iterable(map(self._chunk_ids.__getitem__, text.split(" "))))
-        if self.vocabulary.kind == TOKENIZER_JSON:
-            return self._engine.encode(_without_surrogates(text), add_special_tokens=False).ids
-        return self._engine.encode(self._sentencepiece_text(text))
+        return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the token ids of each text. With a `tokenizer.json`, this is faster than `encode` for each text."""
-        if self.vocabulary.kind != TOKENIZER_JSON:
-            return [self.encode(text) for text in texts]
-        texts = [_without_surrogates(text) for text in texts]
-        return [encoding.ids for encoding in self._engine.encode_batch_fast(texts, add_special_tokens=False)]
+        if self.vocabulary.kind == WORDPIECE:
+            # Split only at spaces. Cleaning removes some other whitespace, such as U+000B, so the characters around it
+            # belong to one word.
+            return [list(chain.from_iterable(map(self._chunk_ids.__getitem__, text.split(" ")))) for text in texts]
+        if self.vocabulary.kind == TOKENIZER_JSON:
+            texts = [_without_surrogates(text) for text in texts]
+            return [encoding.ids for encoding in self._engine.encode_batch_fast(texts, add_special_tokens=False)]
+        return [self._engine.encode(self._sentencepiece_text(text)) for text in texts]
 
     def encode_with_special(self, text: str) -> list[int]:
         """Returns the token ids of a text. Special tokens in the text, such as [MASK], become single tokens."""

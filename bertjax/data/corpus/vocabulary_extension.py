@@ -29,10 +29,8 @@ def extended_kind(vocabulary: Vocabulary) -> str:
         return WORDPIECE
     is_bpe = vocabulary.kind == TOKENIZER_JSON and json.loads(vocabulary.content)["model"]["type"] == "BPE"
     if not is_bpe or vocabulary.word_marker[0] != BYTE_LEVEL_START:
-        raise UsageError(
-            f"--add_pieces extends a vocab.txt, or a tokenizer.json with byte-level BPE, but not {vocabulary.path}; "
-            "omit --add_pieces, or train a vocabulary with --vocab_size"
-        )
+        supported = "a vocab.txt, or a tokenizer.json with byte-level BPE"
+        raise UsageError(f"--add_pieces extends {supported}, but not {vocabulary.path}; omit --add_pieces")
     return BPE
 
 

@@ -6,7 +6,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import Any, TypeVar
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -42,8 +42,6 @@ _MIN_FREQUENCY = 2
 _BATCH_CHARS = 1 << 20
 _BATCHES_AHEAD = 4
 _WORDS_PER_LINE = 10_000
-
-_T = TypeVar("_T")
 
 
 def check_size(size: int, kind: str) -> None:
@@ -90,9 +88,9 @@ def word_counts(samples: Iterable[Counter[str] | list[str]]) -> Counter[str]:
 
 
 def ordered_map(
-    pool: Executor, function: Callable[..., _T], arguments: Iterable[tuple[Any, ...]], max_pending: int
-) -> Iterator[_T]:
-    """Calls a function in a pool, once for each tuple of `arguments`, and yields the results in order.
+    pool: Executor, function: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], max_pending: int
+) -> Iterator[Any]:
+    """Yields `function(*each)` in order for each of `arguments`, computed in a pool.
 
     At most `max_pending` calls are pending while the caller processes a result.
     """

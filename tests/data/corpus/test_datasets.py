@@ -56,7 +56,7 @@ def test_dataset_name_may_have_a_slice_and_a_version(data_dir):
 @pytest.mark.parametrize(
     ("name", "split", "message"),
     [
-        ("pairs/plain", "train", "(features: answer, question)"),
+        ("pairs/plain", "train", "(answer, question)"),
         ("stories/plain", "nosuch", "nosuch"),
         ("nosuchdataset", "train", "no dataset 'nosuchdataset'"),
     ],
@@ -111,7 +111,7 @@ def test_column_and_config_of_a_dataset_can_be_chosen(hub):
         (source,), _ = readers.find_sources([spec])
         assert [document.text for document in readers.read(source, Counter())] == [text]
     for spec, message in (
-        ("hf:org/news/en:train", "has 2 text columns; append #COLUMN to choose one of title, body"),
+        ("hf:org/news/en:train", "has 2 text columns .title, body.; append #COLUMN"),
         ("hf:org/news/en:train#none", "has no text column 'none'; use one of title, body"),
         ("hf:org/news/en:dev", "cannot read split 'dev' of dataset 'org/news/en': "),
         ("hf:org/news/fr:train", "dataset 'org/news/fr'.*Available: .'en', 'de'."),

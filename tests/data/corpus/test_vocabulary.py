@@ -172,7 +172,7 @@ def test_text_with_few_useful_pieces_yields_fewer_than_requested(tmp_path, vocab
     write_text(tmp_path / "a.txt", [["river stone", "green glucose"], ["glucose lamp"]] * 5)
     manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, add_pieces=50)
     assert manifest["added_pieces"]["count"] == 1
-    assert "the text yields 1 useful pieces, not the 50" in prepare.summary("corpus", manifest)
+    assert "the text yields 1 useful pieces instead of 50" in prepare.summary("corpus", manifest)
 
 
 def test_casing_and_unused_lines_of_the_vocabulary_are_kept(tmp_path, vocabulary):
