@@ -168,10 +168,9 @@ def run_local(
     pool: Executor,
     workers: int,
 ) -> dict[str, Any]:
-    """Writes the arrays of a corpus. Their content does not depend on the number of workers.
+    """Writes the arrays of a corpus, and returns the manifest's entries `splits`, `problems` and `files`.
 
-    Worker processes encode chunks of text, which the main process cuts from large sources. Returns the manifest's
-    entries `splits`, `problems` and `files`.
+    Worker processes encode chunks of text, which the main process cuts from large sources.
     """
     groups, chunk_chars = group_sources(sources)
     sizes = [source.size_bytes for source in sources]

@@ -39,10 +39,8 @@ def extend_vocabulary(
 ) -> tuple[Vocabulary, dict[str, float]]:
     """Appends at most `number` pieces to a vocabulary. The old pieces retain their ids.
 
-    `samples` are the results of `training_data` for `extended_kind(base)`, in order.
-
-    Returns:
-      The vocabulary, and the value of `added_pieces` in the manifest.
+    `samples` are the results of `training_data` for `extended_kind(base)`, in order. Also returns the value of
+    `added_pieces` in the manifest.
     """
     is_wordpiece = base.kind == WORDPIECE
     counts = word_counts(samples) if is_wordpiece else _byte_level_words(base, itertools.chain.from_iterable(samples))
