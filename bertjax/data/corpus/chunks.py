@@ -251,15 +251,14 @@ def balanced_threshold(hashes: np.ndarray, heldout_below: int) -> int:
     is_heldout = hashes < heldout_below
     train, heldout = hashes[~is_heldout], hashes[is_heldout]
     minimum = min_documents(hashes.size)
+    threshold = heldout_below
     if heldout.size < minimum:
         threshold = int(np.unique(train)[: minimum - heldout.size][-1]) + 1
-        return threshold if np.count_nonzero(train >= threshold) >= minimum else heldout_below
-    # The training split needs at least one document.
-    if train.size < max(minimum, 1):
+    elif train.size < max(minimum, 1):  # The training split needs at least one document.
         threshold = int(np.unique(heldout)[train.size - max(minimum, 1) :][0])
-        has_enough = np.count_nonzero(heldout < threshold) >= minimum or not train.size
-        return threshold if has_enough else heldout_below
-    return heldout_below
+    num_heldout = np.count_nonzero(hashes < threshold)
+    has_enough = min(num_heldout, hashes.size - num_heldout) >= minimum or not train.size
+    return threshold if has_enough else heldout_below
 
 
 def write_array(
