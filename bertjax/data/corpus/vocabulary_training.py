@@ -11,8 +11,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from bertjax.data.corpus import readers
-from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
 from bertjax.data.corpus.documents import MAX_SENTENCE_CHARS, Text, grouped, split_sentences, with_spaces
+from bertjax.data.corpus.tokenizer import BasicTokenizer
 from bertjax.data.corpus.vocabulary import (
     BPE,
     MAX_WORD_CHARS,

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from bertjax.data.corpus import tokenizer as tokenizer_module
-from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
-from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer
 from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, _special_ids, load_vocabulary
 from bertjax.data.corpus.vocabulary_training import sentencepiece_model
 from bertjax.errors import UsageError

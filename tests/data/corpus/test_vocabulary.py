@@ -12,8 +12,7 @@ from commanding import printed
 from preparing import leftovers, make_text, run, write_text
 
 from bertjax.data.corpus import prepare, store
-from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
-from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer
 from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, load_vocabulary
 from bertjax.data.corpus.vocabulary_extension import added_pieces, extend_vocabulary
 from bertjax.data.corpus.vocabulary_training import byte_level_bpe, sentencepiece_model, wordpieces
