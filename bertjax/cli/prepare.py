@@ -34,13 +34,14 @@ _VOCAB_SIZE = 30522
     option(
         "--vocab_kind",
         "kind of vocabulary to train: wordpiece, sentencepiece or bpe (byte-level, cased unless --uncased)",
+        choices=("wordpiece", "sentencepiece", "bpe"),
         default="wordpiece",
     ),
     option("--vocab_size", f"size of the vocabulary to train (default: {_VOCAB_SIZE})", type=number(int)),
     option(
         "--add_pieces",
         "number of pieces to learn from the text and append to the WordPiece or BPE vocabulary of --vocab (default: 0)",
-        type=number(int),
+        type=number(int, at_least=0),
         default=0,
         metavar="N",
     ),
@@ -48,10 +49,18 @@ _VOCAB_SIZE = 30522
         "keep case and accents (default: detected from --vocab; uncased for a new vocabulary)",
         "convert to lower case; WordPiece also strips accents",
     ),
-    option("--heldout", "fraction of documents to hold out for evaluation, in [0, 1)", type=float, default=0.01),
-    option("--workers", "number of processes (default: one per core)", type=number(int)),
     option(
-        "--runner", "local (processes on this machine) or beam (Apache Beam, local or on a cluster)", default="local"
+        "--heldout",
+        "fraction of documents to hold out for evaluation, in [0, 1)",
+        type=number(float, at_least=0, below=1),
+        default=0.01,
+    ),
+    option("--workers", "number of processes (default: one per core)", type=number(int, at_least=1, at_most=1024)),
+    option(
+        "--runner",
+        "local (processes on this machine) or beam (Apache Beam, local or on a cluster)",
+        choices=("local", "beam"),
+        default="local",
     ),
     option(
         "--runner_options",

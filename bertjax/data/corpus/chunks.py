@@ -1,8 +1,9 @@
-"""Steps that create the shards of a corpus, for the runners in `prepare.py` and `run_beam.py`.
+"""Steps that create a corpus, for the runners in `prepare.py` and `run_beam.py`.
 
-The steps divide the inputs into chunks of whole documents, and encode each chunk to a shard. The names of a step's
-files depend only on its input. Copies of a step that run concurrently write equal files. Encoding writes a small JSON
-file last, and is skipped if this file exists. A shard PATH has three files:
+The steps divide the inputs into chunks of whole documents, encode each chunk to a shard, and merge the shards to the
+arrays of the corpus, in text order and with bounded memory. The names of a step's files depend only on its input.
+Copies of a step that run concurrently write equal files. Encoding writes a small JSON file last, and is skipped if this
+file exists. A shard PATH has three files:
 
     PATH.tokens      uint16 or uint32 [tokens]: token ids
     PATH.sentences   uint32 [sentences]: number of tokens of each sentence
@@ -17,17 +18,19 @@ import itertools
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
 from bertjax.data.corpus import readers
-from bertjax.data.corpus.documents import Text, split_sentences, with_spaces
+from bertjax.data.corpus.documents import Text, grouped, split_sentences, with_spaces
 from bertjax.data.corpus.readers import Source
-from bertjax.data.corpus.store import ARRAYS, token_dtype
+from bertjax.data.corpus.store import ARRAYS, OFFSET_DTYPE, SPLITS, array_file, token_dtype
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary
+from bertjax.errors import BertjaxError
 from bertjax.utils.io import AnyPath, as_path, atomic_file, read_json
 from bertjax.utils.json_files import write_json
 
@@ -42,9 +45,7 @@ DOCUMENT_DTYPE = np.dtype([("sentences", "<u8"), ("tokens", "<u8"), ("bytes", "<
 _BLOCK_DOCUMENTS = 4096
 _BLOCK_ENTRIES = 1 << 20
 _BUFFER_BYTES = 1 << 20
-# Number of cache entries of all workers together, and minimum per worker. An entry takes about 250 bytes.
-_CACHE_ENTRIES = 1 << 20
-_MIN_CACHE_ENTRIES = 1 << 15
+_READERS = 32
 
 # Keep one tokenizer per process, because building one is slow and its cache serves all chunks.
 _cached_tokenizer = functools.lru_cache(maxsize=1)(Tokenizer)
@@ -130,47 +131,33 @@ def divide_chunk(
     `readers.read`.
     """
     if not chunk.is_large:
+        advance(sum(source.size_bytes or 0 for source in chunk.sources))
         yield chunk
         return
 
     problems: Counter[str] = Counter()
-    texts = _numbered(_read(chunk, problems, advance), chunk_chars)
-    for number, numbered in itertools.groupby(texts, itemgetter(0)):
+    for number, texts in enumerate(grouped(_read(chunk, problems, advance), chunk_chars)):
         name = f"{chunk.name}-{number:08d}"
         with atomic_file(work / f"{name}.texts") as path, open(path, "wb") as file:
-            readers.write_texts((text for _, text in numbered), file)
+            readers.write_texts(texts, file)
         yield Chunk(name, (Source("texts", str(work / f"{name}.texts"), None),))
     # Report the problem counts in a last chunk without text, because they are known only at the end.
     yield Chunk(f"{chunk.name}-problems", (), problems=dict(problems))
 
 
-def _numbered(texts: Iterable[Text], chunk_chars: int) -> Iterator[tuple[int, Text]]:
-    """Yields each text with the number of its chunk; all texts of a document get the same number."""
-    number = chars = 0
-    for text in texts:
-        if not text.continues and chars >= chunk_chars:
-            number, chars = number + 1, 0
-        chars += len(text.text)
-        yield number, text
-
-
-def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath, workers: int) -> Shard:
-    """Splits the texts of a chunk into sentences, tokenizes them, and writes them as one shard.
-
-    `workers` is the number of encoding processes on this machine. Each process caches at most
-    `_CACHE_ENTRIES / workers` words, or `_MIN_CACHE_ENTRIES` words if this is more.
-    """
+def encode_chunk(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> Shard:
+    """Splits the texts of a chunk into sentences, tokenizes them, and writes them as one shard."""
     done = work / f"{chunk.name}.json"
     if not done.exists():
         with _encoder_lock:
-            shard = _write_shard(chunk, vocabulary, work, workers)
+            shard = _write_shard(chunk, vocabulary, work)
         write_json(done, dataclasses.asdict(shard))
     return Shard(**read_json(done))
 
 
-def _write_shard(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath, workers: int) -> Shard:
+def _write_shard(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> Shard:
     problems = Counter(chunk.problems)
-    tokenizer = _cached_tokenizer(vocabulary, max(_MIN_CACHE_ENTRIES, _CACHE_ENTRIES // workers))
+    tokenizer = _cached_tokenizer(vocabulary)
     dtype = token_dtype(vocabulary.size)
     # The last document, which the next text may continue: `DOCUMENT_DTYPE` [1], or empty before the first document.
     last = np.empty(0, DOCUMENT_DTYPE)
@@ -201,3 +188,108 @@ def _write_shard(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath, workers: i
 
 def _read(chunk: Chunk, problems: Counter[str], *advance: Callable[[int], object]) -> Iterator[Text]:
     return itertools.chain.from_iterable(readers.read(source, problems, *advance) for source in chunk.sources)
+
+
+def plan_splits(shards: Sequence[Shard], heldout_fraction: float) -> tuple[int, dict[str, Any]]:
+    """Chooses the held-out documents of a corpus. `shards` are in the order of the text.
+
+    A document is held out if its hash is less than the threshold `heldout_fraction` * 2^64. If a split would then have
+    too few documents, and `heldout_fraction` is not 0, `balanced_threshold` changes the threshold. Returns the
+    threshold, and the manifest's entries `splits` (counts of each split) and `problems`.
+    """
+    problems = sum((Counter(shard.problems) for shard in shards), Counter())
+    heldout_below = int(heldout_fraction * 2**64)
+    splits, problems["documents_without_sentences"] = _count(shards, heldout_below)
+    documents = [split["documents"] for split in splits.values()]
+    if not sum(documents):
+        counts = "; ".join(f"{name}: {count:,}" for name, count in sorted(problems.items()) if count)
+        details = f" ({counts})" if counts else ""
+        raise BertjaxError(f"the inputs contain no text, so no corpus was written{details}; check the --input specs")
+    if heldout_fraction and min(documents) <= min_documents(sum(documents)):
+        blocks = (block for shard in shards for block in shard.documents())
+        hashes = np.concatenate([block["hash"][block["sentences"] > 0] for block in blocks])
+        heldout_below = balanced_threshold(hashes, heldout_below)
+        splits, _ = _count(shards, heldout_below)
+        problems["no_heldout_document"] += splits["heldout"]["documents"] == 0
+    return heldout_below, {"splits": splits, "problems": {name: count for name, count in problems.items() if count}}
+
+
+def _count(shards: Sequence[Shard], heldout_below: int) -> tuple[dict[str, dict[str, int]], int]:
+    """Counts documents, sentences, tokens and text bytes of each split, and all documents without sentences."""
+
+    def count(shard: Shard) -> np.ndarray:
+        total = np.zeros((2, 5), np.int64)  # [splits, counts], training split first
+        for block in shard.documents():
+            is_heldout = block["hash"] < heldout_below
+            for row, documents in zip(total, (block[~is_heldout], block[is_heldout]), strict=True):
+                written = np.count_nonzero(documents["sentences"])
+                sizes = [int(documents[name].sum()) for name in ("sentences", "tokens", "bytes")]
+                row += np.array([written, *sizes, documents.size - written])
+        return total
+
+    # Use threads to hide the latency of remote storage.
+    with ThreadPoolExecutor(_READERS) as pool:
+        total = sum(pool.map(count, shards), np.zeros((2, 5), np.int64))
+    names = ("documents", "sentences", "tokens", "text_bytes")
+    counts = [dict(zip(names, row, strict=True)) for row in total[:, :4].tolist()]
+    return dict(zip(SPLITS, counts, strict=True)), int(total[:, 4].sum())
+
+
+def min_documents(documents: int) -> int:
+    """Returns the minimum number of documents per split: 2 (for NotNext segments), but at most half of `documents`."""
+    return min(2, documents // 2)
+
+
+def balanced_threshold(hashes: np.ndarray, heldout_below: int) -> int:
+    """Returns the threshold, adjusted so that each split has at least `min_documents` documents, if possible.
+
+    If a split lacks n documents, the threshold moves past the n nearest distinct hashes of the other split. It does
+    not move if the other split would then have too few documents. An exception is an empty training split, which always
+    gets a document. Equal documents have equal hashes, so they are in the same split. `hashes`, uint64 [documents], are
+    those of all documents with sentences.
+    """
+    is_heldout = hashes < heldout_below
+    train, heldout = hashes[~is_heldout], hashes[is_heldout]
+    minimum = min_documents(hashes.size)
+    threshold = heldout_below
+    if heldout.size < minimum:
+        threshold = int(np.unique(train)[: minimum - heldout.size][-1]) + 1
+    elif train.size < max(minimum, 1):  # The training split needs at least one document.
+        threshold = int(np.unique(heldout)[train.size - max(minimum, 1) :][0])
+    num_heldout = np.count_nonzero(hashes < threshold)
+    has_enough = min(num_heldout, hashes.size - num_heldout) >= minimum or not train.size
+    return threshold if has_enough else heldout_below
+
+
+def write_array(
+    folder: AnyPath, split: str, array: str, shards: Sequence[Shard], heldout_below: int
+) -> tuple[str, dict[str, Any]]:
+    """Writes one array of a corpus split. Returns the name of the array's file and its manifest entry."""
+    name = array_file(split, array)
+    digest = hashlib.sha256()
+    with atomic_file(folder / name) as path:
+        with open(path, "wb") as file:
+            for block in _blocks(array, shards, heldout_below, split == "heldout"):
+                data = block.tobytes()
+                digest.update(data)
+                file.write(data)
+        return name, {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def _blocks(array: str, shards: Sequence[Shard], heldout_below: int, heldout: bool) -> Iterator[np.ndarray]:
+    if array == "tokens":
+        for shard in shards:
+            yield from shard.select("tokens", heldout_below, heldout)
+        return
+    total = np.zeros(1, OFFSET_DTYPE)
+    for shard in shards:
+        if array == "sentences":
+            counts = shard.select("sentences", heldout_below, heldout)
+        else:
+            blocks = (block[(block["hash"] < heldout_below) == heldout] for block in shard.documents())
+            counts = (block["sentences"][block["sentences"] > 0] for block in blocks)
+        for block in filter(len, counts):
+            ends = total + np.cumsum(block, dtype=OFFSET_DTYPE)
+            yield ends - block
+            total = ends[-1:]
+    yield total

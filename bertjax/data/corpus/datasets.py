@@ -38,10 +38,8 @@ def parse_dataset(spec: str) -> tuple[str, str, str]:
 def tfds_size_bytes(name: str, split: str, data_dir: str | None) -> int | None:
     """Returns the size of a split's records in bytes. Returns None if the dataset is not downloaded yet."""
     splits = open_builder(name, data_dir).info.splits
-    try:
+    with read_errors(f"tfds dataset {name!r}", split):
         return splits[split].num_bytes if splits else None
-    except (KeyError, ValueError) as error:
-        raise UsageError(f"tfds dataset {name!r} has no split {split!r}; use one of {listed(splits)}") from error
 
 
 def tfds_texts(name: str, split: str, data_dir: str | None) -> Iterator[str]:
@@ -55,10 +53,9 @@ def tfds_texts(name: str, split: str, data_dir: str | None) -> Iterator[str]:
     dataset = f"tfds dataset {name!r}"
     with read_errors(dataset, split):
         rows = stored_rows(builder, split)
-        features = builder.info.features
-        advice = f"use a dataset with a feature 'text' or a single text feature (features: {listed(sorted(features))})"
-        columns = [key for key, feature in features.items() if isinstance(feature, tfds.features.Text)]
-        column = _text_column(dataset, columns, advice)
+        features = builder.info.features.items()
+        columns = [key for key, feature in features if isinstance(feature, tfds.features.Text)]
+        column = _text_column(dataset, columns, "use a dataset with a single text feature, or with 'text'")
         for batch in rows.map(lambda row: row[column]).batch(_READ_EXAMPLES).as_numpy_iterator():
             yield from (data.decode("utf-8", "replace") for data in batch)
 
@@ -93,7 +90,7 @@ def _text_column(dataset: str, columns: list[str], advice: str) -> str:
     if "text" in columns:
         return "text"
     if len(columns) != 1:
-        raise UsageError(f"{dataset} has {len(columns)} text columns; {advice}")
+        raise UsageError(f"{dataset} has {len(columns)} text columns ({listed(columns)}); {advice}")
     return columns[0]
 
 
@@ -138,5 +135,4 @@ def hub_text_column(dataset: Any, name: str, column: str) -> str:
     columns = [key for key, feature in features.items() if getattr(feature, "dtype", "") in ("string", "large_string")]
     if column and column not in columns:
         raise UsageError(f"dataset {name!r} has no text column {column!r}; use one of {listed(columns)}")
-    advice = f"append #COLUMN to choose one of {listed(columns)}"
-    return column or _text_column(f"dataset {name!r}", columns, advice)
+    return column or _text_column(f"dataset {name!r}", columns, "append #COLUMN to choose one")

@@ -21,9 +21,6 @@ WRAPPED = "wrapped"
 MAX_PIECE_CHARS = 1 << 20
 # Maximum characters in a sentence. Longer ones, usually base64 data or text without punctuation, are divided.
 MAX_SENTENCE_CHARS = 8192
-# Approximate number of characters and maximum number of texts in a batch.
-BATCH_CHARS = 1 << 20
-_MAX_BATCH_TEXTS = 8192
 
 _BLANK_LINE = re.compile(r"\n\s*\n")
 _DOC_OPEN = re.compile(r"<doc\b.*(?<!</doc)>\s*")
@@ -120,13 +117,12 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
         first = next(blocks)
     groups = [group.split("\n") for group in _BLANK_LINE.split(first.strip())]
     lines = [line.strip() for group in groups for line in group]
-    grouped = sum(len(group) > 1 for group in groups)
-
+    with_paragraphs = sum(len(group) > 1 for group in groups)
     blocks = itertools.chain([first], blocks)
-    if not is_wrapped(lines) and len(groups) > 1 and 2 * grouped > len(groups):
-        return blank_line_documents(blocks, PARAGRAPHS, problems)
-    parts = ((block, False) for block in blocks)
-    return _documents(parts, WRAPPED if is_wrapped(lines) else PARAGRAPHS, problems)
+    layout = WRAPPED if is_wrapped(lines) else PARAGRAPHS
+    if layout == PARAGRAPHS and len(groups) > 1 and 2 * with_paragraphs > len(groups):
+        return blank_line_documents(blocks, layout, problems)
+    return _documents(((block, False) for block in blocks), layout, problems)
 
 
 def _book(blocks: Iterable[str]) -> Iterator[str]:
@@ -187,18 +183,21 @@ def _lines(blocks: Iterable[str]) -> Iterator[str]:
     yield rest
 
 
-def batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
-    """Groups texts into batches of about `BATCH_CHARS` characters."""
-    batch: list[Text] = []
-    chars = 0
-    for text in texts:
-        batch.append(text)
+def grouped(texts: Iterable[Text], min_chars: int) -> Iterator[Iterator[Text]]:
+    """Groups the texts of whole documents. The next document starts a new group if a group has `min_chars` characters.
+
+    Read each group before the next one, as with `itertools.groupby`.
+    """
+    number = chars = 0
+
+    def group_of(text: Text) -> int:
+        nonlocal number, chars
+        if not text.continues and chars >= min_chars:
+            number, chars = number + 1, 0
         chars += len(text.text)
-        if chars >= BATCH_CHARS or len(batch) >= _MAX_BATCH_TEXTS:
-            yield batch
-            batch, chars = [], 0
-    if batch:
-        yield batch
+        return number
+
+    return (group for _, group in itertools.groupby(texts, group_of))
 
 
 def split_sentences(text: str, layout: str, problems: Counter[str]) -> list[str]:

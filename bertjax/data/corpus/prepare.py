@@ -5,35 +5,23 @@ import itertools
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bertjax.data.corpus import readers, store
-from bertjax.data.corpus.chunks import Chunk, divide_chunk, encode_chunk, group_sources
-from bertjax.data.corpus.merge import plan_splits, write_array
-from bertjax.data.corpus.vocabulary import (
-    BPE,
-    KINDS,
-    VOCABULARY_FILES,
-    WORDPIECE,
-    Vocabulary,
-    is_cased,
-    load_vocabulary,
-    named_special_ids,
-    vocabulary_entry,
-)
+from bertjax.data.corpus.chunks import divide_chunk, encode_chunk, group_sources, plan_splits, write_array
+from bertjax.data.corpus.vocabulary import BPE, WORDPIECE, Vocabulary, is_cased, load_vocabulary, named_special_ids
 from bertjax.data.corpus.vocabulary_extension import extend_vocabulary, extended_kind
 from bertjax.data.corpus.vocabulary_training import check_size, learn_vocabulary, ordered_map, sample_training_data
-from bertjax.errors import BertjaxError, UsageError
+from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.utils.io import AnyPath, as_path, atomic_folder, check_free_space, is_remote
 from bertjax.utils.process_pool import available_cores, process_pool
 from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
-_MAX_WORKERS = 1024
 # Maximum pending chunks per worker: enough to keep workers busy, few enough to bound the disk space for their texts.
 _CHUNKS_PER_WORKER = 2
 # Minimum disk space for a corpus and its shards, in bytes per byte of text. 200 MB of English text needed 0.9 bytes
@@ -92,25 +80,14 @@ def prepare(
       data_dir: TFDS's default folder.
     """
     path = _resolve_output(output)
-    if not 0 <= heldout_fraction < 1:
-        raise UsageError(f"--heldout is {heldout_fraction}; it must be at least 0 and below 1")
-    workers = available_cores() if workers is None else workers
-    if not 1 <= workers <= _MAX_WORKERS:
-        raise UsageError(f"--workers is {workers:,}; it must be between 1 and {_MAX_WORKERS:,}")
+    workers = workers or available_cores()
     run = _runner(runner, runner_options, path, workers)
     loaded = vocabulary if isinstance(vocabulary, Vocabulary | None) else load_vocabulary(vocabulary, lower_case)
     if loaded is None:
-        if vocabulary_kind not in KINDS:
-            raise UsageError(f"unknown vocabulary kind {vocabulary_kind!r}; use one of {', '.join(KINDS)}")
         check_size(vocabulary_size, vocabulary_kind)
     elif loaded.kind == WORDPIECE and lower_case == is_cased(loaded.pieces):
         option, has = ("--uncased", "has") if lower_case else ("--cased", "does not have")
-        logger.warning(
-            f"{option} does not match the vocabulary {loaded.path}, which {has} upper-case letters; omit {option} to "
-            "detect the case"
-        )
-    if add_pieces < 0:
-        raise UsageError(f"--add_pieces is {add_pieces:,}; it must be at least 0")
+        logger.warning(f"{option} does not match {loaded.path}, which {has} upper-case letters; omit {option}")
     if add_pieces:
         if loaded is None:
             raise UsageError("--add_pieces needs a vocabulary to extend; set --vocab, or train one with --vocab_size")
@@ -124,39 +101,35 @@ def prepare(
         # Disable garbage collection in workers, because they create millions of small lists but no cycles.
         process_pool(workers, BertjaxError(_WORKER_DIED), gc.disable) as pool,
     ):
-        added_pieces = None
-        if loaded and add_pieces:
-            samples = sample_training_data(sources, extended_kind(loaded), loaded.lower_case, pool)
-            used, added_pieces = extend_vocabulary(loaded, samples, add_pieces)
-        elif loaded:
-            used = loaded
-        else:
+        used, extension = loaded, {}
+        settings = {"heldout_fraction": heldout_fraction, "inputs": _describe_inputs(sources)}
+        if used is None:
             if lower_case is None:  # Byte-level BPE vocabularies are usually cased.
                 lower_case = vocabulary_kind != BPE
             samples = sample_training_data(sources, vocabulary_kind, lower_case, pool)
             used = learn_vocabulary(samples, kind=vocabulary_kind, size=vocabulary_size, lower_case=lower_case)
+            settings["vocabulary_size"] = vocabulary_size
+        elif add_pieces:
+            samples = sample_training_data(sources, extended_kind(used), used.lower_case, pool)
+            used, extension["added_pieces"] = extend_vocabulary(used, samples, add_pieces)
+            settings["add_pieces"] = add_pieces
         entries = run(sources, used, heldout_fraction, folder, pool)
-        vocabulary_file = VOCABULARY_FILES[used.kind]
-        (folder / vocabulary_file).write_bytes(used.content)
+        entry = used.entry()
+        (folder / entry["file"]).write_bytes(used.content)
         manifest = {
             **entries,
+            **extension,
             "vocabulary": {
-                **vocabulary_entry(used),
+                **entry,
                 "kind": used.kind,
                 "size": used.size,
                 "special_ids": named_special_ids(used),
                 "trained_here": loaded is None,
             },
-            "settings": {
-                "heldout_fraction": heldout_fraction,
-                "inputs": _describe_inputs(sources),
-                **({} if loaded else {"vocabulary_size": vocabulary_size}),
-                **({"add_pieces": add_pieces} if add_pieces else {}),
-            },
-            **({"added_pieces": added_pieces} if add_pieces else {}),
+            "settings": settings,
             "token_dtype": store.token_dtype(used.size).str,
             "problems": entries["problems"] | ({"files_named_again": duplicates} if duplicates else {}),
-            "files": entries["files"] | {vocabulary_file: {"bytes": len(used.content), "sha256": used.sha256}},
+            "files": entries["files"] | {entry["file"]: {"bytes": len(used.content), "sha256": used.sha256}},
         }
         store.write_manifest(folder, manifest)
     return store.read_manifest(path)
@@ -167,10 +140,7 @@ def _resolve_output(output: str | os.PathLike) -> AnyPath:
         if "/" not in str(output).partition("://")[2].strip("/"):
             raise UsageError(f"--output is a whole bucket: {output}; use a folder in it")
         return as_path(str(output))
-    path = Path(os.path.realpath(os.path.expanduser(output)))
-    if not str(output) or not path.name:
-        raise UsageError(f"--output={str(output)!r} is not a new folder; use a folder that does not exist yet")
-    return path
+    return Path(os.path.realpath(os.path.expanduser(output)))
 
 
 def _runner(runner: str, options: Sequence[str], output: AnyPath, workers: int) -> Callable[..., dict[str, Any]]:
@@ -179,16 +149,12 @@ def _runner(runner: str, options: Sequence[str], output: AnyPath, workers: int) 
         if options:
             raise UsageError("--runner_options has no effect without --runner beam; add --runner beam")
         return partial(run_local, workers=workers)
-    if runner != "beam":
-        raise UsageError(f"unknown runner {runner!r}; use local or beam")
     # Suppress Beam's warnings about missing optional packages, which it logs on import.
     logging.disable(logging.WARNING)
     try:
         from bertjax.data.corpus import run_beam
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "apache_beam":
-            raise
-        raise UsageError("--runner beam needs Apache Beam; install it with pip install -e '.[beam]'") from error
+    except ImportError as error:
+        raise UsageError(f"--runner beam: {first_line(error)}; install it with pip install -e '.[beam]'") from error
     finally:
         logging.disable(logging.NOTSET)
     return partial(run_beam.run, options=run_beam.pipeline_options(options, output, workers))
@@ -202,10 +168,9 @@ def run_local(
     pool: Executor,
     workers: int,
 ) -> dict[str, Any]:
-    """Writes the arrays of a corpus. Their content does not depend on the number of workers.
+    """Writes the arrays of a corpus, and returns the manifest's entries `splits`, `problems` and `files`.
 
-    Worker processes encode chunks of text, which the main process cuts from large sources. Returns the manifest's
-    entries `splits`, `problems` and `files`.
+    Worker processes encode chunks of text, which the main process cuts from large sources.
     """
     groups, chunk_chars = group_sources(sources)
     sizes = [source.size_bytes for source in sources]
@@ -213,14 +178,8 @@ def run_local(
     with tempfile.TemporaryDirectory(dir=None if is_remote(folder) else folder) as temporary:
         work = Path(temporary)
         with progress_bar("prepare", None if None in sizes else sum(filter(None, sizes)), "B") as bar:
-
-            def chunks() -> Iterator[Chunk]:
-                for group in groups:
-                    yield from divide_chunk(group, work, chunk_chars, bar.update)
-                    if not group.is_large:
-                        bar.update(sum(source.size_bytes or 0 for source in group.sources))
-
-            calls = ((chunk, vocabulary, work, workers) for chunk in chunks())
+            divided = (divide_chunk(group, work, chunk_chars, bar.update) for group in groups)
+            calls = ((chunk, vocabulary, work) for chunk in itertools.chain.from_iterable(divided))
             for shard in ordered_map(pool, encode_chunk, calls, _CHUNKS_PER_WORKER * workers):
                 shards.append(shard)
                 Path(f"{shard.path}.texts").unlink(missing_ok=True)
@@ -235,17 +194,16 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
     vocabulary = manifest["vocabulary"]
     case = "lower-cased" if vocabulary["lower_case"] else "cased"
     lines = [f"{output}: {vocabulary['size']:,} {vocabulary['kind']} pieces, {case}, in {vocabulary['file']}"]
-    size = manifest["settings"].get("vocabulary_size", vocabulary["size"])
-    if vocabulary["size"] < size:
-        lines.append(f"  the text yields {vocabulary['size']:,} pieces instead of the {size:,} of --vocab_size")
+    settings, learned = manifest["settings"], vocabulary["size"]
     if added := manifest.get("added_pieces"):
+        learned = added["count"]
         lines.append(
             f"  {added['count']:,} pieces were added to --vocab: {added['pieces_per_word_after']:.3f} pieces per word "
             f"(before: {added['pieces_per_word_before']:.3f}), {added['unknown_words_after']:.2%} unknown words "
             f"(before: {added['unknown_words_before']:.2%})"
         )
-        if added["count"] < (number := manifest["settings"]["add_pieces"]):
-            lines.append(f"  the text yields {added['count']:,} useful pieces, not the {number:,} of --add_pieces")
+    if learned < (number := settings.get("add_pieces") or settings.get("vocabulary_size", 0)):
+        lines.append(f"  the text yields {learned:,} useful pieces instead of {number:,}")
     splits = manifest["splits"]
     lines += [
         f"  {name}: {split['documents']:,} documents, {split['sentences']:,} sentences, "
@@ -264,7 +222,7 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
             "a prose: input is usually one document), or raise --heldout"
         )
     share = splits["heldout"]["tokens"] / max(1, sum(split["tokens"] for split in splits.values()))
-    if share > max(_LARGE_HELDOUT_SHARE, 2 * manifest["settings"]["heldout_fraction"]):
+    if share > max(_LARGE_HELDOUT_SHARE, 2 * settings["heldout_fraction"]):
         lines.append(
             f"  {share:.0%} of the tokens are held out, because documents are never divided between training and "
             "evaluation: divide long files into several documents, or prepare more text"

@@ -67,7 +67,7 @@ class Source:
 
 def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[Source], int]:
     """Returns the sources of input specs, in order, and the number of duplicate sources that were left out."""
-    sources: dict[tuple[str, ...], Source] = {}
+    sources: dict[Source, Source] = {}
     duplicates = 0
     for spec in specs:
         kind, _, rest = spec.partition(":")
@@ -85,13 +85,9 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
             spec_sources = [Source(kind, name, size) for name, size in files]
         for source in spec_sources:
             if not source.split and _TABLE.fullmatch(source.name):
-                raise UsageError(
-                    f"input {spec!r}: {source.name} is a table or JSON, not text; write its texts to a .txt file, or "
-                    "leave the file out, for example with *.txt"
-                )
+                raise UsageError(f"{source.name} is a table or JSON, not text; leave it out, or extract its texts")
             # Read a file once, even if symlinks list it under several paths.
-            name = source.name if source.split or is_remote(source.name) else os.path.realpath(source.name)
-            key = (source.kind, name, source.split, source.column)
+            key = dataclasses.replace(source, name=os.path.realpath(source.name))
             duplicates += key in sources
             sources.setdefault(key, source)
     return list(sources.values()), duplicates
@@ -111,7 +107,8 @@ def _local_files(spec: str, pattern: str) -> list[tuple[str, int]]:
             continue
         if not os.path.isfile(real) or not os.access(real, os.R_OK):
             raise UsageError(f"input {spec!r}: {name} is not a readable file; check its permissions, or leave it out")
-        files.append((name if os.path.exists(name) else real, os.path.getsize(real)))
+        # Return absolute paths, because the workers of Beam may run in other folders.
+        files.append((os.path.join(os.getcwd(), name) if os.path.exists(name) else real, os.path.getsize(real)))
     if not files:
         raise UsageError(f"input {spec!r} matches no file; check the path (append /** to read files in folders)")
     return files
@@ -131,19 +128,17 @@ def _remote_files(spec: str, pattern: str) -> list[tuple[str, int]]:
                 expression = re.compile("".join(wildcards.get(part, re.escape(part)) for part in parts))
                 files = [file for file in _walk(epath.Path(stem)) if expression.fullmatch(os.fspath(file))]
             elif "*" in pattern:
-                matching = list(epath.Path(stem).glob(pattern[len(stem) + 1 :]))
-                folders = pool.map(lambda path: path.is_dir(), matching)
-                files = [path for path, is_folder in zip(matching, folders, strict=True) if not is_folder]
+                files = epath.Path(stem).glob(pattern[len(stem) + 1 :])
             else:
                 path = epath.Path(pattern)
                 files = _walk(path) if path.is_dir() else [path]
-            files = sorted(files)
-            sizes = list(pool.map(lambda file: file.stat().length, files))
+            stats = pool.map(lambda file: (os.fspath(file), file.stat()), sorted(files))
+            sizes = [(name, stat.length) for name, stat in stats if not stat.is_directory]
     except Exception as error:  # Catch everything, because storage backends raise different types.
         raise UsageError(f"input {spec!r} cannot be listed: {first_line(error)}; check the path") from error
-    if not files:
+    if not sizes:
         raise UsageError(f"input {spec!r} matches no file; check the path")
-    return [(os.fspath(file), size) for file, size in zip(files, sizes, strict=True)]
+    return sizes
 
 
 def _walk(folder: Any) -> list[Any]:
@@ -199,7 +194,8 @@ def _read_texts(source: Source) -> Iterator[Text]:
 
 def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int], object]) -> Iterator[str]:
     """Yields the decoded text of a file in blocks of about a megabyte."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    # Decode invalid bytes as surrogates and count these, because the text itself may contain U+FFFD.
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     total_bytes = 0
 
     def read_blocks(raw: IO[bytes]) -> Iterator[bytes]:
@@ -216,10 +212,8 @@ def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int]
                 if source.kind in ("text", "prose") and _EXTRACTED.match(block):
                     raise UsageError(f"{source.name} is from WikiExtractor; use wiki: instead of {source.kind}:")
                 if NO_TEXT.match(block):
-                    raise UsageError(
-                        f"{source.name} contains JSON, HTML, XML, PDF or RTF, not text; write its texts to a .txt "
-                        "file, or leave the file out (WikiExtractor: omit --json)"
-                    )
+                    fix = "write its texts to a .txt file (WikiExtractor: omit --json)"
+                    raise UsageError(f"{source.name} contains JSON, HTML, XML, PDF or RTF, not text; {fix}")
             total_bytes += len(block)
             yield block
         advance(raw.tell() - position)
@@ -228,22 +222,10 @@ def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int]
         with as_path(source.name).open("rb") as raw:
             for block in itertools.chain(unix_newlines(read_blocks(raw)), [b""]):
                 problems["nul_characters"] += block.count(0)
-                yield _decode(decoder, block, problems)
+                text = decoder.decode(block, final=not block)
+                problems["invalid_utf8_bytes"] += sum(map(len, _ESCAPED_BYTES.findall(text)))
+                yield _ESCAPED_BYTES.sub("\ufffd", text)
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise BertjaxError(
-            f"cannot read {source.name} past byte {total_bytes:,} of the decompressed text: {first_line(error)}; "
-            "repair the file or leave it out"
-        ) from error
+        place = f"past byte {total_bytes:,} of the decompressed text"
+        raise BertjaxError(f"cannot read {source.name} {place}: {first_line(error)}; repair or omit it") from error
     problems["empty_files"] += total_bytes == 0
-
-
-def _decode(decoder: Any, block: bytes, problems: Counter[str]) -> str:
-    try:
-        return decoder.decode(block, final=not block)
-    except UnicodeDecodeError:
-        # Decode invalid bytes as surrogates and count these, because the text itself may contain U+FFFD.
-        decoder.errors = "surrogateescape"
-        text = decoder.decode(block, final=not block)
-        decoder.errors = "strict"
-        problems["invalid_utf8_bytes"] += sum(map(len, _ESCAPED_BYTES.findall(text)))
-        return _ESCAPED_BYTES.sub("\ufffd", text)

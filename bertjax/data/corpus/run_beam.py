@@ -1,20 +1,17 @@
-"""Apache Beam runner, on this machine or a cluster. The pipeline stages are the steps of `chunks` and `merge`.
+"""Apache Beam runner, on this machine or a cluster. The pipeline stages are the steps of `chunks`.
 
 Between stages, the pipeline passes only names and counts. Text and arrays are stored in a folder that all machines can
 access. Hence a repeated stage does not encode finished chunks again, and runners need little memory.
 """
 
 import contextlib
-import dataclasses
 import io
 import itertools
 import json
 import logging
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -23,9 +20,7 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 from apache_beam.runners.runner import PipelineState, create_runner
 from etils import epath
 
-from bertjax.data.corpus import store
-from bertjax.data.corpus.chunks import Chunk, Shard, divide_chunk, encode_chunk, group_sources
-from bertjax.data.corpus.merge import plan_splits, write_array
+from bertjax.data.corpus import chunks, store
 from bertjax.data.corpus.readers import Source
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line, listed, shortened
@@ -91,22 +86,16 @@ def run(
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
     work = folder / "work"
     work.mkdir()
-    absolute = [
-        source
-        if source.split or is_remote(source.name)
-        else dataclasses.replace(source, name=os.path.abspath(source.name))
-        for source in sources
-    ]
-    chunks, chunk_chars = group_sources(absolute)
+    inputs, chunk_chars = chunks.group_sources(sources)
     runner = options.view_as(StandardOptions).runner
     logger.info(f"beam: processing {len(sources):,} inputs with {runner}")
     for attempt in range(1, _ATTEMPTS + 1):
         pipeline = beam.Pipeline(options=options)
         _ = (
             pipeline
-            | "inputs" >> beam.Create(chunks)
+            | "inputs" >> beam.Create(inputs)
             | "spread inputs" >> beam.Reshuffle()
-            | _stage("read", divide_chunk, work=work, chunk_chars=chunk_chars)
+            | _stage("read", chunks.divide_chunk, work=work, chunk_chars=chunk_chars)
             | "spread chunks" >> beam.Reshuffle()
             | _stage("encode", _encode, vocabulary=vocabulary, work=work)
             | "gather shards" >> beam.combiners.ToList()
@@ -135,44 +124,38 @@ def run(
     return entries
 
 
-class _Stage(beam.DoFn):
-    """DoFn that calls a function, and re-raises an exception as a RuntimeError.
+def _stage(name: str, function: Callable[..., Iterable[Any]], **arguments: Any) -> beam.PTransform:
+    return name >> beam.FlatMap(_run_stage, name, function, **arguments)
+
+
+def _run_stage(element: Any, name: str, function: Callable[..., Iterable[Any]], **arguments: Any) -> Iterator[Any]:
+    """Calls a function, and re-raises an exception as a RuntimeError.
 
     The message of the RuntimeError contains the stage and the cause, because Beam's runners report only messages.
     """
-
-    def __init__(self, name: str, function: Callable[..., Iterable[Any]]) -> None:
-        self._name = name
-        self._function = function
-
-    def process(self, element: Any) -> Iterator[Any]:
-        try:
-            yield from self._function(element)
-        except Exception as error:
-            cause = str(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
-            fields = {"stage": self._name, "cause": cause, "usage": isinstance(error, UsageError)}
-            raise RuntimeError(f"bertjax stage error {json.dumps(fields)} end") from error
+    try:
+        yield from function(element, **arguments)
+    except Exception as error:
+        cause = str(error) if isinstance(error, BertjaxError) else f"{type(error).__name__}: {first_line(error)}"
+        fields = {"stage": name, "cause": cause, "usage": isinstance(error, UsageError)}
+        raise RuntimeError(f"bertjax stage error {json.dumps(fields)} end") from error
 
 
-def _stage(name: str, function: Callable[..., Iterable[Any]], **arguments: Any) -> beam.PTransform:
-    return name >> beam.ParDo(_Stage(name, partial(function, **arguments)))
+def _encode(chunk: chunks.Chunk, vocabulary: Vocabulary, work: AnyPath) -> list[chunks.Shard]:
+    return [chunks.encode_chunk(chunk, vocabulary, work)]
 
 
-def _encode(chunk: Chunk, vocabulary: Vocabulary, work: AnyPath) -> Iterator[Shard]:
-    yield encode_chunk(chunk, vocabulary, work, os.cpu_count() or 1)
-
-
-def _merge(shards: list[Shard], heldout_fraction: float, folder: AnyPath) -> Iterator[tuple]:
+def _merge(shards: list[chunks.Shard], heldout_fraction: float, folder: AnyPath) -> Iterator[tuple]:
     """Yields the arguments of `write_array` for each array."""
     # Sort by path to restore the order of the text, because paths end with chunk names, which sort in this order.
     shards = sorted(shards, key=attrgetter("path"))
-    heldout_below, entries = plan_splits(shards, heldout_fraction)
+    heldout_below, entries = chunks.plan_splits(shards, heldout_fraction)
     write_json(folder / "work" / _PLAN, entries)
     for split, array in itertools.product(store.SPLITS, store.ARRAYS):
         yield split, array, shards, heldout_below
 
 
 def _write(array: tuple, folder: AnyPath) -> tuple[()]:
-    name, entry = write_array(folder, *array)
+    name, entry = chunks.write_array(folder, *array)
     write_json(folder / "work" / f"{name}.json", entry)
     return ()

@@ -179,23 +179,19 @@ def read_manifest(path: AnyPath) -> dict[str, Any]:
     """Reads and checks the manifest of a corpus."""
     file = path / MANIFEST
     if not file.is_file():
-        raise UsageError(
-            f"no corpus at {path}: {MANIFEST} is missing; make one with `bertjax prepare --input text:FILE --output "
-            f"{path}`"
-        )
+        raise UsageError(f"no corpus at {path}: {MANIFEST} is missing; make one with `bertjax prepare`")
     try:
         manifest = read_json_object(file)
-        version, vocabulary, files = manifest["format"], manifest["vocabulary"], manifest["files"]
+        if (version := manifest["format"]) != FORMAT:
+            raise UsageError(f"the corpus {path} has format {version}, not {FORMAT}; {_PREPARE_AGAIN}")
+        vocabulary = manifest["vocabulary"]
         names = {vocabulary["file"], *(array_file(split, array) for split in SPLITS for array in ARRAYS)}
         # Reject slashes, because the vocabulary file must be in the corpus folder.
-        is_valid = {*files} == names and "/" not in vocabulary["file"]
-        is_valid &= manifest["token_dtype"] == token_dtype(vocabulary["size"]).str
+        is_valid = {*manifest["files"]} == names and "/" not in vocabulary["file"]
+        if not is_valid or manifest["token_dtype"] != token_dtype(vocabulary["size"]).str:
+            raise ValueError("its entries are inconsistent")
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"the corpus manifest {file} is damaged: {error}; {_PREPARE_AGAIN}") from error
-    if version != FORMAT:
-        raise UsageError(f"the corpus {path} has format {version}, but this version reads {FORMAT}; {_PREPARE_AGAIN}")
-    if not is_valid:
-        raise UsageError(f"the corpus manifest {file} is damaged: its entries are inconsistent; {_PREPARE_AGAIN}")
     return manifest
 
 
@@ -209,10 +205,7 @@ def open_corpus(path: str | Path) -> Corpus:
     for name, entry in manifest["files"].items():
         file = path / name
         if not file.is_file() or file.stat().st_size != entry["bytes"]:
-            raise UsageError(
-                f"the corpus {path} is damaged: {name} is missing or does not have {entry['bytes']:,} bytes; "
-                f"{_PREPARE_AGAIN}"
-            )
+            raise UsageError(f"{file} is missing or does not have {entry['bytes']:,} bytes; {_PREPARE_AGAIN}")
     checksums = Checksums()
     vocabulary = manifest["vocabulary"]["file"]
     checksums.add(path / vocabulary, manifest["files"][vocabulary]["sha256"], _PREPARE_AGAIN)
@@ -250,19 +243,18 @@ def _local_copy(address: str) -> Path:
                 ThreadPoolExecutor(_STREAMS) as pool,
             ):
                 (temporary / MANIFEST).write_bytes(content)
-                copies = [
-                    pool.submit(_copy_file, source / name, temporary / name, entry["sha256"], bar.update)
-                    for name, entry in files.items()
-                ]
-                for each in copies:
-                    each.result()
+                list(
+                    pool.map(
+                        lambda name: _copy_file(source / name, temporary, files[name]["sha256"], bar.update), files
+                    )
+                )
     return copy
 
 
-def _copy_file(source: epath.Path, target: AnyPath, sha256: str, advance: Callable[[int], object]) -> None:
+def _copy_file(source: epath.Path, folder: AnyPath, sha256: str, advance: Callable[[int], object]) -> None:
     digest = hashlib.sha256()
     try:
-        with source.open("rb") as remote_file, open(target, "wb") as local_file:
+        with source.open("rb") as remote_file, open(folder / source.name, "wb") as local_file:
             while block := remote_file.read(_BLOCK_BYTES):
                 digest.update(block)
                 local_file.write(block)

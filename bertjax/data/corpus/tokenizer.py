@@ -3,31 +3,91 @@
 import copy
 import functools
 import re
+import string
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, repeat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice, repeat
 
 import numpy as np
 import tokenizers
 from tokenizers import models, normalizers
 
-from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
-from bertjax.data.corpus.vocabulary import (
-    BYTE_LEVEL_START,
-    CONTINUATION,
-    TOKENIZER_JSON,
-    WORD_START,
-    WORDPIECE,
-    Vocabulary,
-    load_sentencepiece,
-    load_tokenizer_json,
-)
+from bertjax.data.corpus.vocabulary import BYTE_LEVEL_START, CONTINUATION, TOKENIZER_JSON, WORDPIECE, Vocabulary
 from bertjax.errors import UsageError, quoted
 
-CACHE_ENTRIES = 1 << 19
-
+# Maximum number of cached chunks, about 250 bytes each.
+_CACHE_ENTRIES = 1 << 18
 # Do not cache longer chunks, because they rarely occur twice and would fill the memory.
 _MAX_CACHED_CHARS = 32
+
+_CJK = re.compile(
+    "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
+    "\U0002b820-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f]"
+)
+_ASCII_WORDS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9 ]")
+
+
+def _clean(char: str) -> str:
+    """Drops control characters, maps whitespace to a space, and puts spaces around CJK characters."""
+    category = unicodedata.category(char)
+    if char in "\t\n\r" or category == "Zs":
+        return " "
+    if char == "\ufffd" or category in ("Cc", "Cf"):
+        return ""
+    return f" {char} " if _CJK.match(char) else char
+
+
+def _space_punctuation(char: str) -> str:
+    is_punctuation = char in string.punctuation or unicodedata.category(char).startswith("P")
+    return f" {char} " if is_punctuation else char
+
+
+def _strip_accents(char: str) -> str:
+    return "" if unicodedata.category(char) == "Mn" else _space_punctuation(char)
+
+
+class _Table(dict[int, str]):
+    """Table for `str.translate` that computes the replacement of a character at its first use."""
+
+    def __init__(self, replace: Callable[[str], str]) -> None:
+        super().__init__()
+        self._replace = replace
+
+    def __missing__(self, code: int) -> str:
+        self[code] = self._replace(chr(code))
+        return self[code]
+
+
+class BasicTokenizer:
+    """Splitter of text into words and punctuation, equivalent to `BasicTokenizer` of google-research/bert.
+
+    The words equal those of google-research/bert if both programs use the same Unicode data
+    (`unicodedata.unidata_version`). Otherwise, only characters whose category or lower case differs can change the
+    words. No released vocabulary contains such a character.
+    """
+
+    def __init__(self, lower_case: bool) -> None:
+        self._lower_case = lower_case
+        self._cleaning = _Table(_clean)
+        self._punctuation = _Table(_strip_accents if lower_case else _space_punctuation)
+
+    def words(self, text: str) -> list[str]:
+        """Returns the words and punctuation characters of a text, in order."""
+        if text.isascii() and text.isprintable():
+            return _ASCII_WORDS.findall(text.lower() if self._lower_case else text)
+        words = text.translate(self._cleaning).split()
+        if self._lower_case:
+            # Lower-case word by word, since the lower case of a sigma depends on its neighbors.
+            words = [unicodedata.normalize("NFD", word.lower()) for word in words]
+        return " ".join(words).translate(self._punctuation).split()
+
+    def words_with_origins(self, text: str) -> list[tuple[str, list[int]]]:
+        """Returns each of `words(text)` with the indices in `text` of the characters from which its characters come."""
+        # Number of characters into which each character is normalized. Its neighbors can change the result, such as a
+        # final sigma or the order of combining marks, but not this number.
+        lengths = {char: len("".join(self.words(char))) for char in {*text}}
+        origins = (index for index, char in enumerate(text) for _ in range(lengths[char]))
+        return [(word, list(islice(origins, len(word)))) for word in self.words(text)]
 
 
 def wordpiece_model(vocabulary: Vocabulary, max_word_chars: int) -> models.WordPiece:
@@ -43,10 +103,9 @@ def wordpiece_model(vocabulary: Vocabulary, max_word_chars: int) -> models.WordP
 class _ChunkIds(dict[str, tuple[int, ...]]):
     """Bounded cache of the token ids of chunks (text between spaces). The cache is cleared when it is full."""
 
-    def __init__(self, vocabulary: Vocabulary, max_entries: int) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__()
         self._basic = BasicTokenizer(vocabulary.lower_case)
-        self._max_entries = max_entries
         self._unk_id = vocabulary.unk_id
         max_chars = vocabulary.max_word_chars
         self._ids = {piece: index for index, piece in enumerate(vocabulary.pieces) if len(piece) <= max_chars}
@@ -67,7 +126,7 @@ class _ChunkIds(dict[str, tuple[int, ...]]):
         # Use a tuple, because the garbage collector does not track tuples of integers, unlike lists.
         entry = tuple(ids)
         if len(chunk) <= _MAX_CACHED_CHARS:
-            if len(self) >= self._max_entries:
+            if len(self) >= _CACHE_ENTRIES:
                 self.clear()
             self[chunk] = entry
         return entry
@@ -82,36 +141,31 @@ class Tokenizer:
     Not thread-safe; each thread needs its own tokenizer.
     """
 
-    def __init__(self, vocabulary: Vocabulary, cache_entries: int = CACHE_ENTRIES) -> None:
-        """Builds a tokenizer that caches at most `cache_entries` chunks, about 250 bytes each."""
+    def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self._special_ids = {vocabulary.pieces[index]: index for index in vocabulary.special_ids}
         self._special_pieces = re.compile(f"({'|'.join(map(re.escape, self._special_ids))})")
         if vocabulary.kind == WORDPIECE:
-            self._chunk_ids = _ChunkIds(vocabulary, cache_entries)
-        elif vocabulary.kind == TOKENIZER_JSON:
-            self._engine = load_tokenizer_json(vocabulary.path, vocabulary.content, vocabulary.prefix)
+            self._chunk_ids = _ChunkIds(vocabulary)
         else:
-            self._sentencepiece = load_sentencepiece(vocabulary.path, vocabulary.content)
+            self._engine = vocabulary.engine()
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text, without [CLS] and [SEP]."""
         if not isinstance(text, str):
             raise UsageError(f"text must be a str, not {quoted(text)}; encode one text at a time")
-        if self.vocabulary.kind == WORDPIECE:
-            # Split only at spaces. Cleaning removes some other whitespace, such as U+000B, so the characters around it
-            # belong to one word.
-            return list(chain.from_iterable(map(self._chunk_ids.__getitem__, text.split(" "))))
-        if self.vocabulary.kind == TOKENIZER_JSON:
-            return self._engine.encode(_without_surrogates(text), add_special_tokens=False).ids
-        return self._sentencepiece.encode(self._sentencepiece_text(text))
+        return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the token ids of each text. With a `tokenizer.json`, this is faster than `encode` for each text."""
-        if self.vocabulary.kind != TOKENIZER_JSON:
-            return [self.encode(text) for text in texts]
-        texts = [_without_surrogates(text) for text in texts]
-        return [encoding.ids for encoding in self._engine.encode_batch_fast(texts, add_special_tokens=False)]
+        if self.vocabulary.kind == WORDPIECE:
+            # Split only at spaces. Cleaning removes some other whitespace, such as U+000B, so the characters around it
+            # belong to one word.
+            return [list(chain.from_iterable(map(self._chunk_ids.__getitem__, text.split(" ")))) for text in texts]
+        if self.vocabulary.kind == TOKENIZER_JSON:
+            texts = [_without_surrogates(text) for text in texts]
+            return [encoding.ids for encoding in self._engine.encode_batch_fast(texts, add_special_tokens=False)]
+        return [self._engine.encode(self._sentencepiece_text(text)) for text in texts]
 
     def encode_with_special(self, text: str) -> list[int]:
         """Returns the token ids of a text. Special tokens in the text, such as [MASK], become single tokens."""
@@ -184,7 +238,8 @@ class Tokenizer:
         words: list[tuple[int, int]] = []
         basic, start = BasicTokenizer(lower_case=False), 0
         for first, end in [*tokens, (len(text), len(text))]:
-            words += [(start + left, start + right) for left, right in basic.word_spans(text[start:first])]
+            found = basic.words_with_origins(text[start:first])
+            words += [(start + origins[0], start + origins[-1] + 1) for _, origins in found]
             words += [(first, end)] * (first < end)
             start = end
         return words
@@ -202,7 +257,7 @@ class Tokenizer:
     @functools.cached_property
     def _lower_cased(self) -> "Tokenizer":
         lower_cased = copy.copy(self)
-        lower_cased._engine = load_tokenizer_json(self.vocabulary.path, self._engine.to_str().encode())
+        lower_cased._engine = self.vocabulary.engine()
         prepend_lower_case(lower_cased._engine)
         return lower_cased
 
@@ -212,46 +267,21 @@ class Tokenizer:
         return "".join(part if part in self._special_ids else "".join(map(str.lower, part)) for part in parts)
 
     def _wordpiece_spans(self, text: str) -> list[tuple[int, int]]:
-        spans: list[tuple[int, int]] = []
-        basic = BasicTokenizer(self.vocabulary.lower_case)
-        start = 0
-        for chunk in text.split(" "):
-            if chunk_ids := self.encode(chunk):
-                spans += self._chunk_spans(basic, chunk, start, chunk_ids)
-            start += len(chunk) + 1
-        return spans
-
-    def _chunk_spans(self, basic: BasicTokenizer, chunk: str, start: int, ids: list[int]) -> list[tuple[int, int]]:
-        """Returns the character span of each piece. The chunk starts at offset `start` of the text."""
-        is_plain = chunk.isascii() and chunk.isprintable()
-        if len(ids) == 1 and is_plain:
-            return [(start, start + len(chunk))]
-        words = basic.words(chunk)
-        # `origins[i]` is the index, in the chunk, of the character that becomes character i of the joined words.
-        # Normalizing each character alone may give another final sigma or order of combining marks, but only the number
-        # of characters is used.
-        if is_plain:
-            origins = range(len(chunk))
-        else:
-            origins = [index for index, char in enumerate(chunk) for _ in "".join(basic.words(char))]
-        if len(origins) != sum(map(len, words)):
-            return [(start, start + len(chunk))] * len(ids)
         spans = []
-        char_index = id_index = 0
-        for word in words:
-            pieces = self.pieces(ids[id_index : id_index + len(self.encode(word))])
-            lengths = [len(piece.removeprefix(CONTINUATION)) for piece in pieces]
+        for word, origins in BasicTokenizer(self.vocabulary.lower_case).words_with_origins(text):
+            lengths = [len(piece.removeprefix(CONTINUATION)) for piece in self.pieces(self.encode(word))]
             if sum(lengths) != len(word):
                 lengths = [len(word)]  # A single [UNK] covers the word.
-            id_index += len(pieces)
             for length in lengths:
-                first, last = origins[char_index], origins[char_index + length - 1]
-                spans.append((start + first, start + _end_with_marks(chunk, last)))
-                char_index += length
+                first, end = origins[0], origins[length - 1] + 1
+                while end < len(text) and unicodedata.category(text[end]) == "Mn":
+                    end += 1
+                spans.append((first, end))
+                origins = origins[length:]
         return spans
 
     def _sentencepiece_spans(self, text: str) -> list[tuple[int, int]]:
-        encoded = self._sentencepiece.encode(self._sentencepiece_text(text), return_type="offset_mapping")
+        encoded = self._engine.encode(self._sentencepiece_text(text), return_type="offset_mapping")
         # Lower-casing may turn one character into two, for example U+0130.
         lengths = (len(char.lower()) for char in text) if self.vocabulary.lower_case else repeat(1, len(text))
         origins = [index for index, length in enumerate(lengths) for _ in range(length)]
@@ -269,9 +299,7 @@ class Tokenizer:
         """Converts token ids to pieces of the vocabulary."""
         ids = list(ids)
         if invalid := [index for index in ids if not 0 <= index < self.vocabulary.size]:
-            raise UsageError(
-                f"token id {invalid[0]} is outside the vocabulary; ids are 0 to {self.vocabulary.size - 1}"
-            )
+            raise UsageError(f"token id {invalid[0]} is outside the vocabulary of {self.vocabulary.size} tokens")
         return [self.vocabulary.pieces[index] for index in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -283,7 +311,7 @@ class Tokenizer:
             return self._engine.decode([int(index) for index in ids], skip_special_tokens=False)
         special_ids = set(self.vocabulary.special_ids)
         text = "".join(f" {p} " if int(i) in special_ids else p for i, p in zip(ids, pieces, strict=True))
-        return " ".join(text.replace(WORD_START, " ").split())
+        return " ".join(text.replace(self.vocabulary.word_marker[0], " ").split())
 
 
 def prepend_lower_case(engine: tokenizers.Tokenizer) -> None:
@@ -300,11 +328,3 @@ def _without_space(text: str, first: int, end: int) -> tuple[int, int]:
     """Trims whitespace from both ends of a span, since a piece or an added token may include the space before it."""
     first += len(text[first:end]) - len(text[first:end].lstrip())
     return first, first + len(text[first:end].rstrip())
-
-
-def _end_with_marks(chunk: str, last: int) -> int:
-    """Returns the end offset (exclusive) of the character at `last`, including the combining marks that follow it."""
-    end = last + 1
-    while end < len(chunk) and unicodedata.category(chunk[end]) == "Mn":
-        end += 1
-    return end

@@ -26,8 +26,6 @@ SENTENCEPIECE = "sentencepiece"
 TOKENIZER_JSON = "tokenizer_json"
 # Byte-level BPE, which is stored as a `tokenizer.json`.
 BPE = "bpe"
-# Vocabulary kinds that `prepare` can train.
-KINDS = (WORDPIECE, SENTENCEPIECE, BPE)
 VOCABULARY_FILES = {WORDPIECE: "vocab.txt", SENTENCEPIECE: "spiece.model", TOKENIZER_JSON: "tokenizer.json"}
 # A trained vocabulary starts with these pieces, in this order.
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -38,7 +36,7 @@ BYTE_LEVEL_START = "\u0120"  # Byte-level BPE: prefix of the first piece of a wo
 MAX_WORD_CHARS = 200
 # Minimum fraction of words with capitals in a cased vocabulary. Released cased vocabularies have 0.3 and more.
 _MIN_CAPITALS = 0.1
-# File in a workdir that describes the run's vocabulary, see `vocabulary_entry`.
+# File in a workdir that describes the run's vocabulary, see `Vocabulary.entry`.
 ENTRY = "vocabulary.json"
 # Fields of `Vocabulary` that an entry omits if they have the default value.
 _OPTIONAL = ("max_word_chars", "num_rows", "pair_separators", "end_separators", "prefix")
@@ -100,8 +98,11 @@ class Vocabulary:
     @functools.cached_property
     def declared_special_ids(self) -> tuple[int, ...]:
         """Ids of the tokens that a `tokenizer.json` declares as special. () for other kinds of vocabularies."""
-        added = json.loads(self.content)["added_tokens"] if self.kind == TOKENIZER_JSON else []
-        return tuple(token["id"] for token in added if token["special"])
+        return tuple(token["id"] for token in self._added_tokens if token["special"])
+
+    @functools.cached_property
+    def _added_tokens(self) -> list[dict[str, Any]]:
+        return json.loads(self.content)["added_tokens"] if self.kind == TOKENIZER_JSON else []
 
     @functools.cached_property
     def word_marker(self) -> tuple[str, bool]:
@@ -120,9 +121,25 @@ class Vocabulary:
         marked = np.array([bool(marker) and piece.startswith(marker) for piece in self.pieces])
         # Without marks, as in a vocabulary of characters, each piece is a word.
         continues = marked != (starts_word and marked.any())
-        added = json.loads(self.content)["added_tokens"] if self.kind == TOKENIZER_JSON else []
-        continues[[*self.special_ids, *(token["id"] for token in added)]] = False
+        continues[[*self.special_ids, *(token["id"] for token in self._added_tokens)]] = False
         return continues
+
+    def engine(self) -> Any:
+        """Returns the tokenizer of a `tokenizer.json`, or the `SentencePieceProcessor` of a SentencePiece model."""
+        if self.kind == SENTENCEPIECE:
+            return load_sentencepiece(self.path, self.content)
+        return load_tokenizer_json(self.path, self.content, self.prefix)
+
+    def entry(self) -> dict[str, Any]:
+        """Returns the settings that `load_entry` needs besides the file. Omits `_OPTIONAL` fields with the default."""
+        entry = {"file": VOCABULARY_FILES[self.kind], "lower_case": self.lower_case, "sha256": self.sha256}
+        values = {name: getattr(self, name) for name in _OPTIONAL}
+        entry |= {name: value for name, value in values.items() if value != getattr(Vocabulary, name)}
+        return entry | ({"special_ids": named_special_ids(self)} if self.kind == TOKENIZER_JSON else {})
+
+    def with_content(self, content: bytes) -> "Vocabulary":
+        """Returns the vocabulary in another content of the file, with the same settings."""
+        return load_entry(self.path.parent, self.entry(), content)
 
 
 def load_vocabulary(
@@ -249,27 +266,13 @@ def load_tokenizer_json(path: os.PathLike, content: bytes, prefix: str = "") -> 
     return engine
 
 
-def vocabulary_entry(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Returns the settings that `load_entry` needs besides the file. Omits `_OPTIONAL` fields that have the default."""
-    entry: dict[str, Any] = {
-        "file": VOCABULARY_FILES[vocabulary.kind],
-        "lower_case": vocabulary.lower_case,
-        "sha256": vocabulary.sha256,
-    }
-    values = {name: getattr(vocabulary, name) for name in _OPTIONAL}
-    entry |= {name: value for name, value in values.items() if value != getattr(Vocabulary, name)}
-    if vocabulary.kind == TOKENIZER_JSON:
-        entry["special_ids"] = named_special_ids(vocabulary)
-    return entry
-
-
 def named_special_ids(vocabulary: Vocabulary) -> dict[str, int]:
     """Returns the ids of the special tokens, keyed by `pad`, `unk`, `cls`, `sep` and `mask`."""
     return {piece[1:-1].lower(): index for piece, index in zip(SPECIAL_PIECES, vocabulary.special_ids, strict=True)}
 
 
 def load_entry(folder: AnyPath, entry: Mapping[str, Any], content: bytes | None = None) -> Vocabulary:
-    """Loads the vocabulary that `entry` (see `vocabulary_entry`) describes, from `content` or, if None, `folder`."""
+    """Loads the vocabulary that `entry` (see `Vocabulary.entry`) describes, from `content` or, if None, `folder`."""
     special_ids = entry.get("special_ids")
     vocabulary = load_vocabulary(folder / entry["file"], entry["lower_case"], content, special_ids=special_ids)
     return dataclasses.replace(vocabulary, **{name: entry[name] for name in _OPTIONAL if name in entry})
@@ -277,7 +280,7 @@ def load_entry(folder: AnyPath, entry: Mapping[str, Any], content: bytes | None 
 
 def vocabulary_files(vocabulary: Vocabulary) -> dict[str, bytes]:
     """Returns the files that store a vocabulary in a workdir, as a dict from name to content."""
-    entry = vocabulary_entry(vocabulary)
+    entry = vocabulary.entry()
     return {entry["file"]: vocabulary.content, ENTRY: (json.dumps(entry, indent=1, sort_keys=True) + "\n").encode()}
 
 

@@ -7,20 +7,9 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.corpus.vocabulary import (
-    BPE,
-    BYTE_LEVEL_START,
-    CONTINUATION,
-    TOKENIZER_JSON,
-    WORDPIECE,
-    Vocabulary,
-    load_entry,
-    load_tokenizer_json,
-    vocabulary_entry,
-)
+from bertjax.data.corpus.vocabulary import BPE, BYTE_LEVEL_START, CONTINUATION, TOKENIZER_JSON, WORDPIECE, Vocabulary
 from bertjax.data.corpus.vocabulary_training import word_counts, wordpieces
 from bertjax.errors import UsageError
 
@@ -40,10 +29,8 @@ def extended_kind(vocabulary: Vocabulary) -> str:
         return WORDPIECE
     is_bpe = vocabulary.kind == TOKENIZER_JSON and json.loads(vocabulary.content)["model"]["type"] == "BPE"
     if not is_bpe or vocabulary.word_marker[0] != BYTE_LEVEL_START:
-        raise UsageError(
-            f"--add_pieces extends a vocab.txt, or a tokenizer.json with byte-level BPE, but not {vocabulary.path}; "
-            "omit --add_pieces, or train a vocabulary with --vocab_size"
-        )
+        supported = "a vocab.txt, or a tokenizer.json with byte-level BPE"
+        raise UsageError(f"--add_pieces extends {supported}, but not {vocabulary.path}; omit --add_pieces")
     return BPE
 
 
@@ -52,10 +39,8 @@ def extend_vocabulary(
 ) -> tuple[Vocabulary, dict[str, float]]:
     """Appends at most `number` pieces to a vocabulary. The old pieces retain their ids.
 
-    `samples` are the results of `training_data` for `extended_kind(base)`, in order.
-
-    Returns:
-      The vocabulary, and the value of `added_pieces` in the manifest.
+    `samples` are the results of `training_data` for `extended_kind(base)`, in order. Also returns the value of
+    `added_pieces` in the manifest.
     """
     is_wordpiece = base.kind == WORDPIECE
     counts = word_counts(samples) if is_wordpiece else _byte_level_words(base, itertools.chain.from_iterable(samples))
@@ -67,7 +52,7 @@ def extend_vocabulary(
         merges = added_merges(base, number, counts)
         # Without new merges, keep the bytes of the file, whose checksum identifies the vocabulary.
         content = _with_merges(base, merges) if merges else base.content
-    extended = dataclasses.replace(load_entry(Path(), vocabulary_entry(base), content), num_rows=0)
+    extended = dataclasses.replace(base.with_content(content), num_rows=0)
     report: dict[str, float] = {"count": extended.size - base.size}
     for name, measured in ("before", base), ("after", extended):
         report[f"pieces_per_word_{name}"], report[f"unknown_words_{name}"] = _rates(measured, counts)
@@ -140,7 +125,7 @@ def added_merges(vocabulary: Vocabulary, number: int, counts: Counter[str]) -> l
 
     Every merge creates a piece that is new. `counts` are the counts of words in the byte-level alphabet.
     """
-    model = load_tokenizer_json(vocabulary.path, vocabulary.content).model
+    model = vocabulary.engine().model
     pieces = {*vocabulary.pieces}
     words = {word: [token.value for token in model.tokenize(word)] for word in counts}
     frequencies: Counter[tuple[str, str]] = Counter()
@@ -195,7 +180,7 @@ def _merge(pieces: Sequence[str], pair: tuple[str, str]) -> list[str]:
 
 def _byte_level_words(vocabulary: Vocabulary, sentences: Iterable[str]) -> Counter[str]:
     """Counts the words into which a `tokenizer.json` splits sentences. Words are in its byte-level alphabet."""
-    engine = load_tokenizer_json(vocabulary.path, vocabulary.content, vocabulary.prefix)
+    engine = vocabulary.engine()
     counts: Counter[str] = Counter()
     for sentence in sentences:
         text = sentence.encode("utf-8", "replace").decode()
@@ -220,7 +205,7 @@ def _with_merges(vocabulary: Vocabulary, merges: Sequence[tuple[str, str]]) -> b
 def _rates(vocabulary: Vocabulary, counts: Counter[str]) -> tuple[float, float]:
     """Returns the pieces per word and the fraction of words that are [UNK]. Punctuation characters count as words."""
     if vocabulary.kind == TOKENIZER_JSON:
-        model = load_tokenizer_json(vocabulary.path, vocabulary.content).model
+        model = vocabulary.engine().model
         ids_of_words = ([token.id for token in model.tokenize(word)] for word in counts)
     else:
         ids_of_words = map(Tokenizer(vocabulary).encode, counts)

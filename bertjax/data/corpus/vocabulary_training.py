@@ -6,13 +6,13 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import Any, TypeVar
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from bertjax.data.corpus import readers
-from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
-from bertjax.data.corpus.documents import MAX_SENTENCE_CHARS, Text, batches, split_sentences, with_spaces
+from bertjax.data.corpus.documents import MAX_SENTENCE_CHARS, Text, grouped, split_sentences, with_spaces
+from bertjax.data.corpus.tokenizer import BasicTokenizer
 from bertjax.data.corpus.vocabulary import (
     BPE,
     MAX_WORD_CHARS,
@@ -39,10 +39,9 @@ _SAMPLE_CHARS = {WORDPIECE: 64 << 20, SENTENCEPIECE: 8 << 20, BPE: 32 << 20}
 # Maximum number of characters that get their own pieces (`x` and `##x`). Rarer characters become [UNK].
 _MAX_CHARACTERS = 1000
 _MIN_FREQUENCY = 2
+_BATCH_CHARS = 1 << 20
 _BATCHES_AHEAD = 4
 _WORDS_PER_LINE = 10_000
-
-_T = TypeVar("_T")
 
 
 def check_size(size: int, kind: str) -> None:
@@ -55,8 +54,9 @@ def sample_training_data(
     sources: Sequence[readers.Source], kind: str, lower_case: bool, pool: Executor
 ) -> Iterator[Counter[str] | list[str]]:
     """Samples the start of each source. Yields `training_data` of each batch of texts, computed in `pool`."""
-    sample = batches(_sample(sources, _SAMPLE_CHARS[kind]))
-    return ordered_map(pool, training_data, ((batch, kind, lower_case) for batch in sample), _BATCHES_AHEAD)
+    groups = grouped(_sample(sources, _SAMPLE_CHARS[kind]), _BATCH_CHARS)
+    calls = ((list(texts), kind, lower_case) for texts in groups)
+    return ordered_map(pool, training_data, calls, _BATCHES_AHEAD)
 
 
 def learn_vocabulary(
@@ -66,16 +66,17 @@ def learn_vocabulary(
 
     `samples` are the results of `training_data`, in order.
     """
-    file = VOCABULARY_FILES[TOKENIZER_JSON if kind == BPE else kind]
-    if kind == WORDPIECE:
-        counts = word_counts(samples)
-        logger.info(f"training a vocabulary of {size:,} pieces from {len(counts):,} distinct words")
-        content = "".join(f"{piece}\n" for piece in wordpieces(counts, size)).encode()
+    is_wordpiece = kind == WORDPIECE
+    data: Any = word_counts(samples) if is_wordpiece else list(itertools.chain.from_iterable(samples))
+    if not data:
+        raise BertjaxError("the inputs contain no text to train a vocabulary on; check the --input specs")
+    unit = "distinct words" if is_wordpiece else "sentences"
+    logger.info(f"training a vocabulary of {size:,} pieces from {len(data):,} {unit}")
+    if is_wordpiece:
+        content = "".join(f"{piece}\n" for piece in wordpieces(data, size)).encode()
     else:
-        sentences = list(itertools.chain.from_iterable(samples))
-        logger.info(f"training a vocabulary of {size:,} pieces from {len(sentences):,} sentences")
-        content = (byte_level_bpe if kind == BPE else sentencepiece_model)(sentences, size, lower_case)
-    return load_vocabulary(file, lower_case, content)
+        content = (byte_level_bpe if kind == BPE else sentencepiece_model)(data, size, lower_case)
+    return load_vocabulary(VOCABULARY_FILES[TOKENIZER_JSON if kind == BPE else kind], lower_case, content)
 
 
 def word_counts(samples: Iterable[Counter[str] | list[str]]) -> Counter[str]:
@@ -87,9 +88,9 @@ def word_counts(samples: Iterable[Counter[str] | list[str]]) -> Counter[str]:
 
 
 def ordered_map(
-    pool: Executor, function: Callable[..., _T], arguments: Iterable[tuple[Any, ...]], max_pending: int
-) -> Iterator[_T]:
-    """Calls a function in a pool, once for each tuple of `arguments`, and yields the results in order.
+    pool: Executor, function: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], max_pending: int
+) -> Iterator[Any]:
+    """Yields `function(*each)` in order for each of `arguments`, computed in a pool.
 
     At most `max_pending` calls are pending while the caller processes a result.
     """
@@ -142,8 +143,6 @@ def training_data(texts: Iterable[Text], kind: str, lower_case: bool) -> Counter
 
 def wordpieces(counts: Counter[str], size: int) -> list[str]:
     """Trains a WordPiece vocabulary on word counts and returns its pieces, special tokens first."""
-    if not counts:
-        raise BertjaxError("the inputs contain no text to train a vocabulary on; check the --input specs")
     char_counts: Counter[str] = Counter()
     for word, count in counts.items():
         for char in word:
@@ -209,8 +208,6 @@ def byte_level_bpe(sentences: Sequence[str], size: int, lower_case: bool) -> byt
 
     Rows are [CLS] A [SEP] B [SEP]. As in ModernBERT, text is normalized to NFC, and a space belongs to the next word.
     """
-    if not sentences:
-        raise BertjaxError("the inputs contain no text to train a vocabulary on; check the --input specs")
     tokenizer = Tokenizer(models.BPE())
     lower = [normalizers.Lowercase()] if lower_case else []
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), *lower])

@@ -6,7 +6,7 @@ import random
 import pytest
 from preparing import bytes_of, make_text, run, write_text
 
-from bertjax.data.corpus import chunks, documents, merge, readers, store
+from bertjax.data.corpus import chunks, documents, readers, store
 from bertjax.data.corpus.vocabulary import load_vocabulary
 
 
@@ -42,13 +42,13 @@ def test_chunks_encoded_twice_in_any_order_merge_into_the_corpus_of_the_local_ru
     assert len(all_chunks) >= 15
     named_shards = {}
     for chunk in rng.sample(all_chunks * 2, 2 * len(all_chunks)):
-        shard = chunks.encode_chunk(chunk, load_vocabulary(vocabulary), work, 1)
+        shard = chunks.encode_chunk(chunk, load_vocabulary(vocabulary), work)
         assert named_shards.setdefault(chunk.name, shard) == shard
     named_shards = [named_shards[name] for name in sorted(named_shards)]
-    heldout_below, entries = merge.plan_splits(named_shards, 0.2)
+    heldout_below, entries = chunks.plan_splits(named_shards, 0.2)
     arrays = list(itertools.product(store.SPLITS, store.ARRAYS)) * 2
     for split, array in rng.sample(arrays, len(arrays)):
-        name, entry = merge.write_array(work.parent, split, array, named_shards, heldout_below)
+        name, entry = chunks.write_array(work.parent, split, array, named_shards, heldout_below)
         assert entry == manifest["files"][name]
     work.rename(tmp_path / "work")
     assert bytes_of(tmp_path / "merged") == expected
@@ -63,7 +63,7 @@ def test_chunk_repeated_after_an_interruption_writes_the_same_files(tmp_path, vo
 
     def shard_files(work):
         """Returns the contents of all shard files, and the problems of each shard."""
-        made = [chunks.encode_chunk(c, vocabulary, work, 1) for c in chunks.divide_chunk(chunk, work, chunk_chars)]
+        made = [chunks.encode_chunk(c, vocabulary, work) for c in chunks.divide_chunk(chunk, work, chunk_chars)]
         files = {path.name: path.read_bytes() for path in work.iterdir() if path.suffix != ".json"}
         return files, [shard.problems for shard in made]
 

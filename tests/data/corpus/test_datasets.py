@@ -41,7 +41,7 @@ def test_examples_are_read_in_order_after_an_estimate_of_their_size(data_dir):
     assert [text.text for text in readers.read(source, Counter(), read_bytes.append)] == TEXTS
     assert sum(read_bytes) == len("".join(TEXTS).encode())
     assert len("".join(TEXTS)) <= source.size_bytes < 3 * len("".join(TEXTS)) + 1000
-    with pytest.raises(UsageError, match="has no split 'dev'"):
+    with pytest.raises(UsageError, match="cannot read split 'dev'.*train"):
         readers.find_sources(["tfds:stories/plain:dev"], data_dir)
 
 
@@ -56,7 +56,7 @@ def test_dataset_name_may_have_a_slice_and_a_version(data_dir):
 @pytest.mark.parametrize(
     ("name", "split", "message"),
     [
-        ("pairs/plain", "train", "(features: answer, question)"),
+        ("pairs/plain", "train", "(answer, question)"),
         ("stories/plain", "nosuch", "nosuch"),
         ("nosuchdataset", "train", "no dataset 'nosuchdataset'"),
     ],
@@ -111,7 +111,7 @@ def test_column_and_config_of_a_dataset_can_be_chosen(hub):
         (source,), _ = readers.find_sources([spec])
         assert [document.text for document in readers.read(source, Counter())] == [text]
     for spec, message in (
-        ("hf:org/news/en:train", "has 2 text columns; append #COLUMN to choose one of title, body"),
+        ("hf:org/news/en:train", "has 2 text columns .title, body.; append #COLUMN"),
         ("hf:org/news/en:train#none", "has no text column 'none'; use one of title, body"),
         ("hf:org/news/en:dev", "cannot read split 'dev' of dataset 'org/news/en': "),
         ("hf:org/news/fr:train", "dataset 'org/news/fr'.*Available: .'en', 'de'."),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from preparing import bytes_of, documents_of, make_text, run, write_text
 
-from bertjax.data.corpus import chunks, merge, prepare, readers, store
+from bertjax.data.corpus import chunks, prepare, readers, store, vocabulary_training
 from bertjax.data.corpus import documents as documents_module
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
@@ -18,7 +18,7 @@ from bertjax.data.corpus.vocabulary import load_vocabulary
 def small_pieces(monkeypatch):
     """Divides files into many chunks, and long documents into pieces of 300 characters."""
     monkeypatch.setattr(chunks, "_MIN_CHUNK_BYTES", 1000)
-    monkeypatch.setattr(documents_module, "BATCH_CHARS", 500)
+    monkeypatch.setattr(vocabulary_training, "_BATCH_CHARS", 500)
     monkeypatch.setattr(documents_module, "MAX_PIECE_CHARS", 300)
     monkeypatch.setattr(readers, "_READ_BYTES", 200)
 
@@ -106,7 +106,7 @@ def test_small_corpus_has_documents_in_both_splits_and_one_document_is_for_train
     manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, heldout_fraction=fraction)
     corpus = store.open_corpus(tmp_path / "corpus")
     train, held = documents_of(corpus.train), documents_of(corpus.heldout)
-    assert train and len(held) >= merge.min_documents(count)
+    assert train and len(held) >= chunks.min_documents(count)
     tokenizer = Tokenizer(load_vocabulary(vocabulary))
     expected = [[tuple(tokenizer.encode(sentence)) for sentence in sentences] for sentences in text]
     assert sorted(train + held) == sorted(expected)
@@ -156,7 +156,7 @@ def test_problems_of_the_input_are_counted(tmp_path, vocabulary, chunk_bytes, mo
 
 
 def test_every_problem_has_a_message():
-    modules = readers, documents_module, chunks, merge
+    modules = readers, documents_module, chunks
     source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in modules)
     counted = {*re.findall(r'problems\["(\w+)"\]', source), "files_named_again"}
     assert counted == set(prepare._PROBLEMS)

@@ -9,7 +9,8 @@ import threading
 import time
 
 import pytest
-from preparing import bytes_of, check_refused, children, leftovers, make_text, prepare_process, run, write_text
+from commanding import refused
+from preparing import bytes_of, children, leftovers, make_text, prepare_process, run, write_text
 
 import bertjax.data.corpus
 from bertjax.data.corpus import prepare, store
@@ -51,25 +52,31 @@ def test_existing_output_is_replaced_only_with_overwrite(tmp_path, vocabulary):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("options", "message"),
     [
-        ({"heldout_fraction": 1.0}, "--heldout is 1.0"),
-        ({"vocabulary_kind": "unigram"}, "'unigram'"),
-        ({"vocabulary_size": 10}, "vocabulary size is 10"),
-        ({"vocabulary_size": 260, "vocabulary_kind": "bpe"}, "vocabulary size is 260 pieces; it must be 261 to"),
-        ({"workers": -1}, "--workers is -1"),
-        ({"workers": 10**12}, "--workers is 1,000,000,000,000"),
-        ({"runner": "spark"}, "unknown runner 'spark'; use local or beam"),
-        ({"runner_options": ["project=p"]}, "--runner_options has no effect without --runner beam"),
-        ({"runner": "beam"}, "--runner beam needs Apache Beam"),
+        ("--heldout=1.0", "1.0 is out of range"),
+        ("--heldout=nan", "nan is out of range"),
+        ("--vocab_kind=unigram", "'unigram'"),
+        ("--vocab_size=10", "vocabulary size is 10"),
+        ("--vocab_size=260 --vocab_kind=bpe", "vocabulary size is 260 pieces; it must be 261 to"),
+        ("--workers=0", "0 is out of range"),
+        ("--workers=1025", "1025 is out of range"),
+        ("--add_pieces=-1", "-1 is out of range"),
+        ("--add_pieces=5", "--add_pieces needs a vocabulary to extend"),
+        ("--runner=spark", "'spark'"),
+        ("--runner_options project=p", "--runner_options has no effect without --runner beam"),
+        ("--runner=beam", "pip install"),
     ],
 )
-def test_invalid_prepare_settings_are_refused(tmp_path, settings, message, monkeypatch):
+def test_invalid_prepare_options_are_refused(tmp_path, options, message, monkeypatch, capfd):
     # Make `import apache_beam` fail.
     monkeypatch.setitem(sys.modules, "apache_beam", None)
     monkeypatch.delitem(sys.modules, "bertjax.data.corpus.run_beam", raising=False)
     monkeypatch.delattr(bertjax.data.corpus, "run_beam", raising=False)
-    check_refused(tmp_path, message, **settings)
+    write_text(tmp_path / "a.txt", make_text(2))
+    spec, output = f"--input=text:{tmp_path}/a.txt", f"--output={tmp_path}/corpus"
+    assert message in refused(capfd, "prepare", spec, output, *options.split())
+    assert leftovers(tmp_path) == []
 
 
 @pytest.mark.parametrize(

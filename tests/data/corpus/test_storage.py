@@ -36,9 +36,8 @@ def prepare_corpus(output, vocabulary, *inputs, **settings):
 
 def test_pattern_matches_files_in_a_bucket(bucket):
     def names(rest):
-        return [
-            source.name.removeprefix("gs://bucket/") for source in readers.find_sources([f"text:gs://bucket/{rest}"])[0]
-        ]
+        sources, _ = readers.find_sources([f"text:gs://bucket/{rest}"])
+        return [source.name.removeprefix("gs://bucket/") for source in sources]
 
     assert names("text") == names("text/**") == names("**") == ["text/a.txt", "text/more/b.txt"]
     assert names("text/*.txt") == names("text/a.txt") == ["text/a.txt"]
@@ -101,9 +100,8 @@ def copied(bucket, monkeypatch, corpus, tmp_path):
     monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path / "staging"))
     place = bucket / "corpus"
     place.mkdir(parents=True)
-    for file in corpus.iterdir():
-        if file.is_file():
-            (place / file.name).write_bytes(file.read_bytes())
+    for name, content in bytes_of(corpus).items():
+        (place / name).write_bytes(content)
     return place
 
 
@@ -115,9 +113,7 @@ def test_batches_from_a_copied_corpus_equal_those_of_the_original(copied, corpus
 
     np.testing.assert_equal(batches(copied), batches(corpus))
     (copy,) = [path for path in (tmp_path / "staging").iterdir() if path.is_dir()]
-    assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == {
-        path.name: path.read_bytes() for path in corpus.iterdir() if path.is_file()
-    }
+    assert bytes_of(copy) == bytes_of(corpus)
 
 
 def test_copy_is_made_once_per_corpus(copied, monkeypatch):

@@ -9,14 +9,14 @@ from collections import Counter
 
 import pytest
 from commanding import printed
-from preparing import check_refused, make_text, run, write_text
+from preparing import leftovers, make_text, run, write_text
 
 from bertjax.data.corpus import prepare, store
-from bertjax.data.corpus.basic_tokenizer import BasicTokenizer
-from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer
 from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, load_vocabulary
 from bertjax.data.corpus.vocabulary_extension import added_pieces, extend_vocabulary
 from bertjax.data.corpus.vocabulary_training import byte_level_bpe, sentencepiece_model, wordpieces
+from bertjax.errors import UsageError
 
 SYLLABLES = ["ba", "ko", "mi", "ter", "lon", "shi", "gra", "pel", "un", "ing", "\u4e2d", "\u00e9l", "ness"]
 
@@ -171,7 +171,7 @@ def test_text_with_few_useful_pieces_yields_fewer_than_requested(tmp_path, vocab
     write_text(tmp_path / "a.txt", [["river stone", "green glucose"], ["glucose lamp"]] * 5)
     manifest = run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary, add_pieces=50)
     assert manifest["added_pieces"]["count"] == 1
-    assert "the text yields 1 useful pieces, not the 50" in prepare.summary("corpus", manifest)
+    assert "the text yields 1 useful pieces instead of 50" in prepare.summary("corpus", manifest)
 
 
 def test_casing_and_unused_lines_of_the_vocabulary_are_kept(tmp_path, vocabulary):
@@ -186,15 +186,14 @@ def test_casing_and_unused_lines_of_the_vocabulary_are_kept(tmp_path, vocabulary
 @pytest.mark.parametrize(
     ("pieces", "kind", "message"),
     [
-        (-1, "vocab.txt", "--add_pieces is -1; it must be at least 0"),
-        (5, None, "--add_pieces needs a vocabulary to extend"),
         (5, "spiece.model", "--add_pieces extends a vocab.txt, or a tokenizer.json with byte-level BPE"),
         (10**6, "vocab.txt", "the vocabulary size is 1,000,0.. pieces"),
     ],
 )
 def test_invalid_add_pieces_is_refused(tmp_path, vocabulary, pieces, kind, message):
-    path = vocabulary
-    if kind == "spiece.model":
-        path = tmp_path / kind
-        path.write_bytes(sentencepiece_model((s for d in make_text(40) for s in d), 60, True))
-    check_refused(tmp_path, message, vocabulary=kind and path, add_pieces=pieces)
+    write_text(tmp_path / "a.txt", make_text(40))
+    (tmp_path / "spiece.model").write_bytes(sentencepiece_model((tmp_path / "a.txt").read_text().split("\n"), 60, True))
+    path = vocabulary if kind == "vocab.txt" else tmp_path / kind
+    with pytest.raises(UsageError, match=message):
+        run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=path, add_pieces=pieces)
+    assert leftovers(tmp_path) == []
