@@ -72,7 +72,7 @@ def test_negatives_may_be_a_list_in_json_or_python(negatives, letters, tmp_path)
     rows = [{"a": "x", "b": "y", "c": negatives}, {"a": "z", "b": "y", "c": "[]"}, {"a": "y", "b": "z", "c": "[x] y"}]
     examples, _, _ = read(tmp_path, letters, rows, ("a", "b", "c"), "")
     assert examples.strings == ["x", "y", "x", "z", "z", "y", "", "", "y", "z", "[x] y", ""]
-    with pytest.raises(UsageError, match="line 1: c is a list; write one positive per row"):
+    with pytest.raises(UsageError, match="line 1: c is a list; write one text per row"):
         read(tmp_path, letters, rows, ("a", "c"), "")
     with pytest.raises(UsageError, match="line 1: c is .* not a list in JSON or Python"):
         read(tmp_path, letters, [{"a": "x", "b": "y", "c": "['x' 'z']"}], ("a", "b", "c"), "")
@@ -86,7 +86,7 @@ def test_each_of_several_positives_is_one_example_with_all_negatives(letters, tm
     # CSV files contain lists as text, such as `['x', 'y']`. The result must be the same.
     as_text = [{name: str(value) for name, value in row.items()} for row in rows]
     assert read(tmp_path, letters, as_text, ("q", "pos", "neg"), "")[0].strings == examples.strings
-    with pytest.raises(UsageError, match="line 1: pos is a list; only the last column"):
+    with pytest.raises(UsageError, match="line 1: pos is a list; write one text per row"):
         read(tmp_path, letters, as_text, ("pos", "q"), "")
     assert stats.skipped["with an empty text"]["rows"] == 1
     with pytest.raises(UsageError, match="line 1: pos is a list with items that are not text"):
