@@ -4,16 +4,9 @@ import os
 
 import numpy as np
 import pytest
-from small_corpora import write_pieces
 
-from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.inspection import format_row, write_batches
 from bertjax.errors import BertjaxError, UsageError
-
-
-@pytest.fixture
-def vocabulary(tmp_path):
-    return load_vocabulary(write_pieces(tmp_path / "vocab.txt", 60))
 
 
 def test_masked_row_shows_tokens_and_originals(vocabulary):

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.finetuning.tables import ReadStats, Row
 from bertjax.data.finetuning.tagged import encode_tagged, gather_words, read_conll, read_tagged_rows
 from bertjax.errors import UsageError
@@ -203,11 +201,6 @@ def test_table_rows_are_read_into_words_and_tags():
 def test_error_for_malformed_words_or_tags_names_the_line(words, tags, message):
     with pytest.raises(UsageError, match=f"file line 5:? {message}"):
         read_tagged_rows([Row(5, {"w": words, "t": tags})], "w", "t", ReadStats("file"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(letters):
-    return Tokenizer(load_vocabulary(letters))
 
 
 def encode(tagged, tokenizer, labels=LABELS, seq_len=16, by_document=False):
