@@ -28,8 +28,6 @@ def write_batches(batches: Iterable[Mapping[str, np.ndarray]], path: str | Path)
     path = Path(path)
     if path.exists() and not path.is_file():
         raise UsageError(f"cannot write {path}: it exists and is not a file; choose another path")
-    if not path.parent.is_dir():
-        raise UsageError(f"cannot write {path}: no folder {path.parent}; create it first")
     phases = [list(group) for _, group in groupby(batches, lambda batch: {k: np.shape(v) for k, v in batch.items()})]
     arrays = {
         f"phase_{index}/{name}" if len(phases) > 1 else name: np.stack([batch[name] for batch in phase])

@@ -127,7 +127,7 @@ def test_npz_does_not_replace_a_pipe_and_needs_an_existing_folder(tmp_path):
     with pytest.raises(UsageError, match="exists and is not a file"):
         write_batches(example_batches(4, 1), tmp_path / "pipe")
     assert not (tmp_path / "pipe").is_file()
-    with pytest.raises(UsageError, match="no folder"):
+    with pytest.raises(BertjaxError, match="No such file"):
         write_batches(example_batches(4, 1), tmp_path / "missing" / "x.npz")
 
 

@@ -162,7 +162,7 @@ def test_files_with_mixed_line_ends_are_read(newline, tmp_path):
         ("csv", "text,label,Part\na,1,Training\nb,0,TEST\n", "rows of several splits .column 'Part'"),
         ("tsv", "split\ttext\tlabel\ntrain\ta\t1\n\ntest\tb\t0\nextra\tc\t0\n", "rows of several splits"),
         ("csv", "text,label,part\na,1,train\nb,0,\nc,0,test\n", "rows of several splits .column 'part'"),
-        ("tsv", '"text"\t"label"\n"a"\t"1"\n', "quotes are a part of names"),
+        ("tsv", '"text"\t"label"\n"a"\t"1"\n', "tabs in .tsv, where quotes are text"),
         (
             "jsonl",
             '{"text": "a", "label": 1, "split": "train"}\n{"text": "b", "label": 0, "split": "Dev"}',

@@ -237,14 +237,10 @@ def _check_columns(
         if names.count(column) != 1 and column not in optional:
             problem = f"no column {column!r}" if column not in names else f"several columns named {column!r}"
             existing = listed(repr(name) for name in names if name) or "(none)"
-            if re.search("[,;| \t]|^sep=", names[0]) and len([*filter(None, names)]) == 1:
-                existing += " (fields are separated by tabs in .tsv, by commas in .csv)"
-            if f'"{column}"' in names:
-                existing += " (in .tsv, quotes are a part of names and texts; save the table as .csv)"
             raise UsageError(
                 f"{path} has {problem}; its columns are {existing}; use one of them with a unique name (for --config "
                 "text, set config.data.text and config.data.label; for --config embed, config.data.columns), or add a "
-                "header line if the first line contains values"
+                "header line; fields are separated by tabs in .tsv, where quotes are text, and by commas in .csv"
             )
 
 
