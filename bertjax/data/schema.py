@@ -54,11 +54,6 @@ def is_token(batch: Mapping[str, Any]) -> Any:
     return batch["sequence_ids" if "sequence_ids" in batch else "input_mask"] > 0
 
 
-def padding_values(schema: Schema) -> dict[str, int]:
-    """Returns the value of each array in padding rows, keyed by array name."""
-    return {spec.name: spec.padding for spec in schema}
-
-
 def sequences(*axes: str) -> Schema:
     """Returns the schema of the encoder's inputs. The last axis is the position in the sequence."""
     return (

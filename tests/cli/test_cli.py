@@ -118,7 +118,7 @@ def test_terminal_control_characters_are_escaped(capfd, corpus, monkeypatch):
     control = "\x1b[31mred\x9b2J\u202e\r"
     monkeypatch.setattr("bertjax.inference.load.load_model", lambda *_, **__: None)
     monkeypatch.setattr("bertjax.inference.predict.fill_mask", lambda *_: [[(control, 0.5)]])
-    monkeypatch.setattr("bertjax.data.inspection.paragraph", lambda *_, **__: [f"A: ä\t{control}"])
+    monkeypatch.setattr("bertjax.data.inspection._paragraph", lambda *_, **__: [f"A: ä\t{control}"])
     main(["fill_mask", "--checkpoint=x", "a [MASK]"])
     main(["inspect", f"--config={TINY},corpus={corpus}", "--rows=1"])
     logging.getLogger("bertjax").info(f"labels {control}")

@@ -1,12 +1,14 @@
-"""Corpora for the tests in this folder."""
+"""Corpora and tokenizers for the tests in this folder."""
 
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-from small_corpora import SPECIAL_PIECES, random_documents, write_corpus
+from small_corpora import SPECIAL_PIECES, random_documents, write_corpus, write_pieces
 
 from bertjax.data.corpus import store
+from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.vocabulary import Vocabulary, load_vocabulary
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +35,14 @@ def make_corpus(tmp_path_factory) -> Callable[..., store.Corpus]:
 def traced(make_corpus) -> store.Corpus:
     """Returns a corpus in which all tokens of a split have different ids; tests must not change it."""
     return make_corpus(random_documents(60, 1), random_documents(25, 2), unique=True)
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tmp_path_factory) -> Vocabulary:
+    """Returns the vocabulary of 64 pieces that `write_pieces` describes."""
+    return load_vocabulary(write_pieces(tmp_path_factory.mktemp("vocabulary") / "vocab.txt", 64))
+
+
+@pytest.fixture(scope="session")
+def tokenizer(letters) -> Tokenizer:
+    return Tokenizer(load_vocabulary(letters))

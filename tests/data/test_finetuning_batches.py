@@ -1,5 +1,7 @@
 """Tests of fine-tuning batches: each example once per epoch, independent of padding, hosts and resumption."""
 
+import itertools
+
 import numpy as np
 import pytest
 from unpacking import joined
@@ -14,13 +16,7 @@ from bertjax.data.finetuning.batches import (
     pack_batch,
     train_batches,
 )
-from bertjax.data.finetuning.examples import (
-    concatenate,
-    constant_prediction,
-    encode_pair,
-    make_examples,
-    truncated_lengths,
-)
+from bertjax.data.finetuning.examples import concatenate, constant_prediction, encode_pair, make_examples
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 
 CLS, SEP = 1, 2
@@ -183,25 +179,15 @@ def test_concatenate_keeps_the_order():
     assert a.fingerprint() != both.fingerprint() != concatenate([b, a]).fingerprint()
 
 
-def test_truncated_lengths_match_run_classifier():
-    def reference(a, b, total):
-        while a + b > total:
-            if a > b:
-                a -= 1
-            else:
-                b -= 1
-        return a, b
-
-    for a in range(12):
-        for b in range(12):
-            for total in range(1, 15):
-                assert truncated_lengths(a, b, total) == reference(a, b, total), (a, b, total)
-
-
-def test_encode_pair_truncates_text_and_adds_special_tokens():
-    assert encode_pair([5, 6, 7], None, 4, VOCABULARY)["input_ids"] == [CLS, 5, 6, SEP]
-    pair = encode_pair([5, 6], [7], 8, VOCABULARY)
-    assert pair == {"input_ids": [CLS, 5, 6, SEP, 7, SEP], "segment_ids": [0, 0, 0, 0, 1, 1]}
+def test_pairs_are_truncated_as_in_run_classifier():
+    for a, b, room in itertools.product(range(12), range(12), range(1, 15)):
+        first, second = [7] * a, [8] * b
+        while len(first) + len(second) > room:
+            (first if len(first) > len(second) else second).pop()
+        pair = encode_pair([7] * a, [8] * b, room + 3, VOCABULARY)
+        assert pair["input_ids"] == [CLS, *first, SEP, *second, SEP]
+        assert pair["segment_ids"] == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+    assert encode_pair([5, 6, 7], None, 4, VOCABULARY) == {"input_ids": [CLS, 5, 6, SEP], "segment_ids": [0] * 4}
 
 
 def test_constant_prediction_uses_the_known_labels():

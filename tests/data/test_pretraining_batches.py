@@ -170,8 +170,11 @@ def test_epoch_without_sentence_pairs_holds_every_token_once(traced):
             np.testing.assert_array_equal(row, (row[0] + np.arange(len(row))) % size)
     starts = [{int(row[0]) for row in epoch} for epoch in epochs]
     assert len(starts[0] & starts[1]) <= count // 10
-    assert (joined(batches)["next_sentence_labels"] == -1).all()
-    assert not joined(batches)["segment_ids"].any()
+    joined_rows, vocabulary = joined(batches), traced.vocabulary()
+    assert (joined_rows["next_sentence_labels"] == -1).all() and not joined_rows["segment_ids"].any()
+    for ids, length in zip(unmasked_ids(joined_rows), joined_rows["input_mask"].sum(axis=1), strict=True):
+        assert ids[0] == vocabulary.cls_id and ids[length - 1] == vocabulary.sep_id
+        assert (ids[length:] == vocabulary.pad_id).all()
 
 
 @pytest.mark.ci

@@ -6,8 +6,6 @@ import lzma
 import numpy as np
 import pytest
 
-from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.finetuning.questions import read_questions, read_triviaqa
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.windows import make_windows
@@ -197,11 +195,6 @@ def test_error_for_a_malformed_question_names_its_place(content, message, tmp_pa
 def test_missing_file_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="cannot read"):
         read_questions(tmp_path / "none.json", ReadStats(""), True)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(letters):
-    return Tokenizer(load_vocabulary(letters))
 
 
 def read_windows(tmp_path, tokenizer, content, **options):

@@ -1,16 +1,14 @@
-"""Truncation of pairs, assembly of rows, and masking of their tokens."""
+"""Truncation of pairs, and masking of tokens."""
 
 from collections import Counter
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_corpora import write_pieces
 
-from bertjax.data.corpus.vocabulary import load_vocabulary
 from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.masking import choose_positions, replace_tokens
-from bertjax.data.pretraining.rows import Spans, TokenRows, assemble_rows, truncate_pairs
+from bertjax.data.pretraining.rows import Spans, TokenRows, truncate_pairs
 from bertjax.errors import UsageError
 
 
@@ -58,54 +56,10 @@ def test_number_of_tokens_dropped_from_the_front_is_binomial():
     assert abs(np.corrcoef(cut.a_start, cut.b_start)[0, 1]) < 0.03
 
 
-def test_rows_have_special_tokens_segments_and_padding(vocabulary):
-    tokens = tf.range(100, 130)
-    pad, cls, sep = vocabulary.pad_id, vocabulary.cls_id, vocabulary.sep_id
-    rows = spans([2, 0], [3, 4], [20, 10], [2, 3])
-    made = assemble_rows(tokens, rows, 10, vocabulary, paired=True)
-    assert made.ids.numpy().tolist() == [
-        [cls, 102, 103, 104, sep, 120, 121, sep, pad, pad],
-        [cls, 100, 101, 102, 103, sep, 110, 111, 112, sep],
-    ]
-    assert made.segment_ids.numpy().tolist() == [[0, 0, 0, 0, 0, 1, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0, 1, 1, 1, 1]]
-    assert made.lengths.numpy().tolist() == [[8], [10]]
-
-    made = assemble_rows(tokens, spans([27, 5], [8, 2], 0, 0, -1), 10, vocabulary, paired=False)
-    assert made.ids.numpy().tolist() == [
-        [cls, 127, 128, 129, 100, 101, 102, 103, 104, sep],
-        [cls, 105, 106, sep, pad, pad, pad, pad, pad, pad],
-    ]
-    assert not made.segment_ids.numpy().any()
-    assert made.lengths.numpy().tolist() == [[10], [4]]
-
-
-def test_packed_rows_have_one_span_after_the_other(vocabulary):
-    pad, cls, sep = vocabulary.pad_id, vocabulary.cls_id, vocabulary.sep_id
-    packed = spans([2, 20, 7], [3, 1, 2], 0, 0, [-1, 1, 0])._replace(slots=tf.constant([0, 1, 3], tf.int64))
-    made = assemble_rows(tf.range(100, 130), packed, 9, vocabulary, paired=False, max_sequences=3)
-    assert {name: tensor.numpy().tolist() for name, tensor in made._asdict().items()} == {
-        "ids": [[cls, 102, 103, 104, sep, cls, 120, sep, pad], [cls, 107, 108, sep, pad, pad, pad, pad, pad]],
-        "segment_ids": [[0] * 9, [0] * 9],
-        "sequence_ids": [[1, 1, 1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0, 0, 0, 0]],
-        "position_ids": [[0, 1, 2, 3, 4, 0, 1, 2, 0], [0, 1, 2, 3, 0, 0, 0, 0, 0]],
-        "starts": [[0, 0, 0, 0, 0, 5, 5, 5, 5], [0] * 9],
-        "lengths": [[5, 5, 5, 5, 5, 3, 3, 3, 3], [4] * 9],
-        "labels": [[-1, 1, -1], [0, -1, -1]],
-    }
-
-
-VOCABULARY_SIZE = 64
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-    return load_vocabulary(write_pieces(tmp_path_factory.mktemp("vocabulary") / "vocab.txt", VOCABULARY_SIZE))
-
-
 def example_rows(vocabulary, rows: int, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns token ids with special tokens inside the text, and random row lengths."""
     rng = np.random.default_rng(0)
-    ids = rng.integers(0, VOCABULARY_SIZE, (rows, seq_len), np.int32)
+    ids = rng.integers(0, vocabulary.size, (rows, seq_len), np.int32)
     ids[:, 0] = vocabulary.cls_id
     lengths = rng.integers(4, seq_len + 1, rows, np.int32)
     ids[np.arange(seq_len) >= lengths[:, None]] = vocabulary.pad_id
@@ -186,7 +140,7 @@ def test_replacements_follow_the_mask_keep_and_random_probabilities(vocabulary, 
     used = weights == 1
     seen = np.take_along_axis(inputs, positions, 1)[used]
     originals = originals[used]
-    ordinary = VOCABULARY_SIZE - 5
+    ordinary = vocabulary.size - 5
     mask, same = seen == vocabulary.mask_id, seen == originals
     assert mask.mean() == pytest.approx(probs[0], abs=0.01)
     # A random replacement may equal the original token.

@@ -5,8 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.corpus.vocabulary import open_vocabulary
 from bertjax.data.finetuning.batches import NO_EXAMPLE, Batching
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.data.finetuning.tables import ReadStats, read_table
@@ -16,11 +14,11 @@ from bertjax.data.shard import SINGLE_SHARD, DataShard
 from bertjax.errors import UsageError
 
 
-def read(folder, letters, rows, columns, kind, label="score", **fields):
+def read(folder, tokenizer, rows, columns, kind, label="score", **fields):
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     stats = ReadStats(str(path))
-    encoder = TextEncoder(Tokenizer(open_vocabulary(str(letters))), **fields)
+    encoder = TextEncoder(tokenizer, **fields)
     table = read_table(path, [*columns, *([label] if kind else [])], stats)
     return (*read_examples(table, columns, label, kind, encoder, stats), stats)
 
@@ -35,11 +33,11 @@ def read(folder, letters, rows, columns, kind, label="score", **fields):
         ("class", "yes", [1.0]),
     ],
 )
-def test_labels_are_scores_margins_or_classes(kind, value, expected, letters, tmp_path):
+def test_labels_are_scores_margins_or_classes(kind, value, expected, tokenizer, tmp_path):
     documents = ["y", "z"] if kind == "scores" else "y"
     rows = [{"a": "x", "b": documents, "score": value}, {"a": "x", "b": documents, "score": "no"}]
     rows = rows if kind == "class" else rows[:1]
-    examples, names, _ = read(tmp_path, letters, rows, ("a", "b"), kind)
+    examples, names, _ = read(tmp_path, tokenizer, rows, ("a", "b"), kind)
     assert examples.rows["labels"][0].tolist() == expected
     assert names == (["no", "yes"] if kind == "class" else [])
 
@@ -53,50 +51,50 @@ def test_labels_are_scores_margins_or_classes(kind, value, expected, letters, tm
         ("scores", "[1 2]", "write a list"),
     ],
 )
-def test_wrong_labels_are_refused_with_their_line(kind, value, message, letters, tmp_path):
+def test_wrong_labels_are_refused_with_their_line(kind, value, message, tokenizer, tmp_path):
     rows = [{"a": "x", "b": ["y", "z"] if kind == "scores" else "y", "score": value}]
     with pytest.raises(UsageError, match=f"line 1: score.*{message}"):
-        read(tmp_path, letters, rows, ("a", "b"), kind)
+        read(tmp_path, tokenizer, rows, ("a", "b"), kind)
 
 
-def test_spellings_of_a_class_are_one_class(letters, tmp_path, log_lines):
+def test_spellings_of_a_class_are_one_class(tokenizer, tmp_path, log_lines):
     rows = [{"a": "x", "b": "y", "score": value} for value in ("2.0", True, "true", 2)]
-    examples, names, _ = read(tmp_path, letters, rows, ("a", "b"), "class")
+    examples, names, _ = read(tmp_path, tokenizer, rows, ("a", "b"), "class")
     assert names == ["2", "true"] and examples.rows["labels"].ravel().tolist() == [0, 1, 1, 0] and not log_lines
-    read(tmp_path, letters, [{"a": "x", "b": "y", "score": value} for value in (-1, 0, 1, 2)], ("a", "b"), "class")
+    read(tmp_path, tokenizer, [{"a": "x", "b": "y", "score": value} for value in (-1, 0, 1, 2)], ("a", "b"), "class")
     assert "the classes are -1 to 2; -1 may mark missing labels" in log_lines[-1]
 
 
 @pytest.mark.parametrize("negatives", [["x", "z"], "['x', 'z']", '["x", "z"]'])
-def test_negatives_may_be_a_list_in_json_or_python(negatives, letters, tmp_path):
+def test_negatives_may_be_a_list_in_json_or_python(negatives, tokenizer, tmp_path):
     rows = [{"a": "x", "b": "y", "c": negatives}, {"a": "z", "b": "y", "c": "[]"}, {"a": "y", "b": "z", "c": "[x] y"}]
-    examples, _, _ = read(tmp_path, letters, rows, ("a", "b", "c"), "")
+    examples, _, _ = read(tmp_path, tokenizer, rows, ("a", "b", "c"), "")
     assert examples.strings == ["x", "y", "x", "z", "z", "y", "", "", "y", "z", "[x] y", ""]
-    with pytest.raises(UsageError, match="line 1: c is a list; write one positive per row"):
-        read(tmp_path, letters, rows, ("a", "c"), "")
+    with pytest.raises(UsageError, match="line 1: c is a list; write one text per row"):
+        read(tmp_path, tokenizer, rows, ("a", "c"), "")
     with pytest.raises(UsageError, match="line 1: c is .* not a list in JSON or Python"):
-        read(tmp_path, letters, [{"a": "x", "b": "y", "c": "['x' 'z']"}], ("a", "b", "c"), "")
+        read(tmp_path, tokenizer, [{"a": "x", "b": "y", "c": "['x' 'z']"}], ("a", "b", "c"), "")
 
 
-def test_each_of_several_positives_is_one_example_with_all_negatives(letters, tmp_path):
+def test_each_of_several_positives_is_one_example_with_all_negatives(tokenizer, tmp_path):
     rows = [{"q": "x", "pos": ["y", "z"], "neg": ["x y", "x z"]}, {"q": "y", "pos": [], "neg": ["x"]}]
-    examples, _, stats = read(tmp_path, letters, rows, ("q", "pos", "neg"), "")
+    examples, _, stats = read(tmp_path, tokenizer, rows, ("q", "pos", "neg"), "")
     assert examples.strings == ["x", "y", "x y", "x z", "x", "z", "x y", "x z"]
     assert stats.noted["with several positives, which become one row each"]["rows"] == 1
     # CSV files contain lists as text, such as `['x', 'y']`. The result must be the same.
     as_text = [{name: str(value) for name, value in row.items()} for row in rows]
-    assert read(tmp_path, letters, as_text, ("q", "pos", "neg"), "")[0].strings == examples.strings
-    with pytest.raises(UsageError, match="line 1: pos is a list; only the last column"):
-        read(tmp_path, letters, as_text, ("pos", "q"), "")
+    assert read(tmp_path, tokenizer, as_text, ("q", "pos", "neg"), "")[0].strings == examples.strings
+    with pytest.raises(UsageError, match="line 1: pos is a list; write one text per row"):
+        read(tmp_path, tokenizer, as_text, ("pos", "q"), "")
     assert stats.skipped["with an empty text"]["rows"] == 1
     with pytest.raises(UsageError, match="line 1: pos is a list with items that are not text"):
-        read(tmp_path, letters, [{"q": "x", "pos": [None], "neg": []}], ("q", "pos", "neg"), "")
+        read(tmp_path, tokenizer, [{"q": "x", "pos": [None], "neg": []}], ("q", "pos", "neg"), "")
 
 
-def test_missing_texts_have_no_tokens_and_prompts_and_lengths_differ_by_column(letters, tmp_path):
+def test_missing_texts_have_no_tokens_and_prompts_and_lengths_differ_by_column(tokenizer, tmp_path):
     rows = [{"a": "x y", "b": "y", "c": ["x y z"]}, {"a": "x", "b": "z", "c": []}, {"a": "", "b": "z", "c": ["z"]}]
     examples, _, stats = read(
-        tmp_path, letters, rows, ("a", "b", "c"), "", query_prompt="q", query_len=4, document_len=8
+        tmp_path, tokenizer, rows, ("a", "b", "c"), "", query_prompt="q", query_len=4, document_len=8
     )
     assert examples.num_columns == 3 and examples.texts.lengths.tolist() == [4, 3, 5, 4, 3, 0]
     assert examples.keys[1, 2] == -1 and np.all(examples.keys[0] != examples.keys[1])

@@ -48,4 +48,4 @@ def test_inspect_shows_all_examples_of_a_packed_row(glue, letters, capfd):
     flags = overrides(letters, data__examples_per_row=4, data__batch_size=8, data__bucket=8)
     config = f"--config={EXPERIMENTS}/glue.py:task=cola,path={glue},size=L1_H16"
     text = printed(capfd, "inspect", config, "--rows=1", *flags)
-    assert "4 examples, " in text and "example 3, " in text and text.count("\nlabel: ") == 4
+    assert "sequence 3, " in text and text.count("\nlabel: ") == 4

@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 import numpy as np
 
 from bertjax.data.finetuning.examples import Examples
-from bertjax.data.schema import EXAMPLE, TOKEN_LABELS, padding_values
+from bertjax.data.schema import EXAMPLE, TOKEN_LABELS
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 
 # Example index in padding rows and in unused places of packed rows. It is a valid NumPy index, so lookups can be masked
@@ -24,7 +24,7 @@ _INFERENCE_TOKENS = 4096
 _INFERENCE_BUCKET = 32
 # Examples are sorted by their length, rounded up to a multiple of this number of tokens.
 _LENGTH_UNIT = 32
-_PADDING_VALUES = padding_values((*EXAMPLE, TOKEN_LABELS))
+_PADDING_VALUES = {spec.name: spec.padding for spec in (*EXAMPLE, TOKEN_LABELS)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,21 +70,14 @@ def make_batch(examples: Examples, indices: np.ndarray, length: int, shard: Data
     unpacked rows, with one example of C sequences each. The shape [rows, K] selects packed rows, with up to K examples
     of one sequence each.
 
-    Returns for unpacked rows (for C = 1, without the axis C):
-      `input_mask`: int32 [B, C, L].
+    Returns (the axis C exists only for C > 1, and the axis K only in packed rows):
+      `input_mask`: int32 [B, C, L], for unpacked rows.
+      `sequence_ids`, `position_ids`: int32 [B, L], for packed rows. `sequence_ids` are 1 to K, 0 for padding.
       Arrays of `examples.tokens`: [B, C, L, ...].
-      Arrays of `examples.rows`: [B, ...].
-      `example`: int32 [B], index of the example, -1 if unused.
-      `weights`: float32 [B], 0 if unused, otherwise 1.
-
-    Returns for packed rows:
-      `sequence_ids`: int32 [B, L], 1 to K for tokens of the row's examples, 0 for padding.
-      `position_ids`: int32 [B, L].
-      Arrays of `examples.tokens`: [B, L, ...].
       Arrays of `examples.rows`: [B, K, ...].
       `example`: int32 [B, K], index of the example, -1 if unused.
-      `weights`: float32 [B, K], 0 if unused, otherwise 1. If `examples.tokens` contains `token_labels`, the
-        weights are per row: float32 [B], 0 in rows without examples.
+      `weights`: float32 [B, K], 0 if unused, otherwise 1. For packed rows with `token_labels`, float32 [B], 0 in rows
+        without examples.
     """
     indices = indices[shard.rows(len(indices))]
     is_packed, group = indices.ndim > 1, examples.sequences_per_example

@@ -129,18 +129,12 @@ def encode_pair(
         return {"input_ids": ids, "segment_ids": [0] * len(ids)}
     if not middle:
         raise UsageError(f"bertjax does not support text pairs with the tokenizer {vocabulary.path}; use single texts")
-    a, b = truncated_lengths(len(first), len(second), vocabulary.room(seq_len, num_texts=2))
+    room = vocabulary.room(seq_len, num_texts=2)
+    # Lengths after removing one token at a time from the longer text or, in a tie, from the second.
+    a = min(len(first), max(room - len(second), (room + 1) // 2))
+    b = min(len(second), max(room - len(first), room // 2))
     ids = [vocabulary.cls_id, *first[:a], *middle, *second[:b], *end]
     return {"input_ids": ids, "segment_ids": [0] * (a + 1 + len(middle)) + [1] * (b + len(end))}
-
-
-def truncated_lengths(a: int, b: int, total: int) -> tuple[int, int]:
-    """Truncates the longer (in a tie, second) text until both have `total` tokens together. Returns both lengths."""
-    excess = max(0, a + b - total)
-    leveling = min(excess, abs(a - b))
-    a, b = (a - leveling, b) if a > b else (a, b - leveling)
-    rest = excess - leveling
-    return a - rest // 2, b - (rest - rest // 2)
 
 
 def max_context_window(windows: Sequence[tuple[int, int]], count: int, length_bonus: float = 0.0) -> np.ndarray:

@@ -72,14 +72,15 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
     for question in questions:
         place = f"question {question.id}"
         problem, effect = question.lacks_answer, "wrong" if all_answerable else "unanswerable"
-        if all_answerable and not question.answers and not problem:
-            problem = "without an answer (only version=2.0 trains on them)"
         span = _find_first_answer(question) if question.answers else None
-        reason = problem or (_why_not_found(question) if question.answers and span is None else "")
-        if reason and training:
-            stats.skip(reason, place)
+        if question.answers and not span:
+            problem = _why_not_found(question)
+        elif all_answerable and not question.answers:
+            problem = problem or "without an answer (only version=2.0 trains on them)"
+        if problem and training:
+            stats.skip(problem, place)
             continue
-        if problem:
+        if problem and not question.answers:
             stats.count_irregular(f"{problem}, scored as {effect}", place)
         if span and span != (question.answer_start, question.answer_start + len(question.answers[0])):
             stats.count_irregular("whose answer_start was corrected", place)
@@ -115,9 +116,8 @@ def _read_json(path: Path, dataset: str, parse: Callable[[Any], list[_T]]) -> li
 
 def _check_questions(path: Path, ids: Sequence[str], usable: list[Question], stats: ReadStats) -> None:
     """Adds the number of usable questions to `stats`. Raises a UsageError if there are none or ids are not unique."""
-    for id_, count in Counter(ids).most_common(1):
-        if count > 1:
-            raise UsageError(f"{path} has {count} questions with the id {quoted(id_)}; make ids unique")
+    if repeated := [(id_, count) for id_, count in Counter(ids).items() if count > 1]:
+        raise UsageError(f"{path} has {repeated[0][1]} questions with the id {quoted(repeated[0][0])}; make ids unique")
     stats.used += len(usable)
     if not usable:
         raise UsageError(

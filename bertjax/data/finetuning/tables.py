@@ -136,7 +136,11 @@ def read_table(
             stats.count_irregular(problem, line)
         if file_format == "tsv" and any(field and _QUOTED.fullmatch(field) for field in fields.values()):
             stats.count_irregular("with quoted fields, whose quotes are a part of the text in .tsv", line)
-        cells = {name: "" if field in (None, NULL) else _clean(field, stats, line) for name, field in fields.items()}
+        cells = {name: "" if field in (None, NULL) else field for name, field in fields.items()}
+        for name, field in cells.items():
+            if isinstance(field, str) and _SURROGATES.search(field):
+                stats.count_irregular("with unpaired surrogates, replaced by U+FFFD", line)
+                cells[name] = replace_surrogates(field)
         yield Row(line, cells, bool(problem))
     for column, values in splits.items():
         is_split = "" not in values or column.lower() in _SPLIT_COLUMNS
@@ -207,8 +211,7 @@ def _select_columns(
     path: Path, rows: Iterator[tuple[int, list[str]]], columns: Sequence[str], header: Sequence[str], stats: ReadStats
 ) -> Iterator[tuple[int, dict[str, str | None], bool]]:
     names = list(header) or next(rows)[1]
-    _check_columns(path, names, columns)
-    stats.columns = _describe_columns(names, columns)
+    _check_columns(path, names, columns, stats)
     indices = {name: names.index(name) for name in names}
     is_csv = table_format(path) == "csv"
     for line, fields in rows:
@@ -224,24 +227,20 @@ def _select_columns(
         yield line, {name: fields[index] if index < len(fields) else None for name, index in indices.items()}, is_long
 
 
-def _describe_columns(names: Sequence[str], columns: Sequence[str]) -> str:
+def _check_columns(
+    path: Path, names: Sequence[str], columns: Sequence[str], stats: ReadStats, optional: Sequence[str] = ()
+) -> None:
+    """Describes the columns in `stats`. Raises a UsageError unless `names` contains each required column once."""
     ignored = [name or "a column without a name" for name in names if name not in columns]
-    return f"columns {', '.join(columns)}" + (f" (ignored: {listed(ignored)})" if ignored else "")
-
-
-def _check_columns(path: Path, names: Sequence[str], columns: Sequence[str]) -> None:
+    stats.columns = f"columns {', '.join(columns)}" + (f" (ignored: {listed(ignored)})" if ignored else "")
     for column in columns:
-        if names.count(column) != 1:
+        if names.count(column) != 1 and column not in optional:
             problem = f"no column {column!r}" if column not in names else f"several columns named {column!r}"
             existing = listed(repr(name) for name in names if name) or "(none)"
-            if re.search("[,;| \t]|^sep=", names[0]) and len([*filter(None, names)]) == 1:
-                existing += " (fields are separated by tabs in .tsv, by commas in .csv)"
-            if f'"{column}"' in names:
-                existing += " (in .tsv, quotes are a part of names and texts; save the table as .csv)"
             raise UsageError(
                 f"{path} has {problem}; its columns are {existing}; use one of them with a unique name (for --config "
                 "text, set config.data.text and config.data.label; for --config embed, config.data.columns), or add a "
-                "header line if the first line contains values"
+                "header line; fields are separated by tabs in .tsv, where quotes are text, and by commas in .csv"
             )
 
 
@@ -286,8 +285,7 @@ def _json_rows(
         except ValueError as error:
             raise _json_error(path, line, error) from error
         yield line, cells, False
-    _check_columns(path, [*names], [column for column in columns if column not in optional])
-    stats.columns = _describe_columns([*names], columns)
+    _check_columns(path, [*names], columns, stats, optional)
 
 
 def _json_objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -313,13 +311,6 @@ def as_text(value: Any, column: str) -> Any:
     if value is None or value != value:  # NaN is not equal to itself.
         return NULL
     return value if isinstance(value, (str, list)) else json.dumps(value)
-
-
-def _clean(field: Any, stats: ReadStats, line: int) -> Any:
-    if not isinstance(field, str) or not _SURROGATES.search(field):
-        return field
-    stats.count_irregular("with unpaired surrogates, replaced by U+FFFD", line)
-    return replace_surrogates(field)
 
 
 def replace_surrogates(text: str) -> str:

@@ -84,13 +84,8 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     Blank lines separate sentences, `-DOCSTART-` lines separate documents. If `labeled` is False, the file may contain
     only the column of words. Updates `stats` with the counts of sentences and irregular lines.
     """
-    lines = []
-    for line, row in enumerate(read_utf8(path).split("\n"), 1):
-        text = row.rstrip()
-        columns = [column.strip(" ") for column in text.split("\t")] if "\t" in text.strip() else _COLUMN.findall(text)
-        lines.append((line, columns))
-    lines, is_indexed = _without_comments_and_index(lines, path, stats)
-    rows = [(line, columns) for line, columns in lines if _is_word(columns)]
+    sentences, documents, is_indexed = _read_sentences(path, stats)
+    rows = [*itertools.chain(*sentences)]
     if not rows:
         raise UsageError(f"{path} has no words; use a file with one word per line")
     width = len(rows[0][1])
@@ -110,17 +105,8 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
                 f"{path} line {line}: the tag of {quoted(columns[0])} is {quoted(tag)}; write O, B-TYPE or I-TYPE "
                 "(IOB, BIOES, BILOU or BMES) in the last column"
             )
-    words, tags, documents, first_lines = [], [], [], []
-    document = 0
-    for is_word, group in itertools.groupby(lines, key=lambda row: _is_word(row[1])):
-        group_lines, group_columns = zip(*group, strict=True)
-        if is_word:
-            words.append([columns[0] for columns in group_columns])
-            tags.append([columns[tag_column] if width > 1 else "" for columns in group_columns])
-            documents.append(document)
-            first_lines.append(group_lines[0])
-        else:
-            document += sum(map(bool, group_columns))
+    words = [[columns[0] for _, columns in sentence] for sentence in sentences]
+    tags = [[columns[tag_column] if width > 1 else "" for _, columns in sentence] for sentence in sentences]
     first_word = words[0][0]
     is_constant = len(rows) > len(words) + 1 and all(len({*sentence}) == 1 for sentence in words)
     is_numbered = all(_INDEX.fullmatch(columns[0]) for _, columns in rows)
@@ -139,50 +125,57 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     if labeled and len(words) >= _MIN_ROWS and all(len(sentence) < 2 for sentence in words):
         raise UsageError(f"{path} has a blank line after every word; write blank lines only between sentences")
     stats.read = stats.used = len(words)
-    return TaggedText(words, tags, documents, first_lines)
+    return TaggedText(words, tags, documents, [sentence[0][0] for sentence in sentences])
 
 
-def _is_word(columns: list[str]) -> bool:
-    """Returns whether a line has a word. Blank lines and document separators, such as `-DOCSTART-(7)`, have none."""
-    return bool(columns) and not columns[0].startswith(_DOCUMENT)
+def _read_sentences(path: Path, stats: ReadStats) -> tuple[list[list[_Line]], list[int], bool]:
+    """Returns the lines with words, by sentence, the document number of each sentence, and whether lines had indices.
 
-
-def _without_comments_and_index(lines: list[_Line], path: Path, stats: ReadStats) -> tuple[list[_Line], bool]:
-    """Removes comment lines and a first column of word indices. Returns the lines, and whether it found indices.
-
-    The indices must count the words of each sentence, or of the file. A line that starts with `#` is a comment. In a
-    file without indices, it is a word if it has a tag and as many columns as other lines.
+    Removes comment lines and a first column of word indices, which must count the words of each sentence, or of the
+    file. A line that starts with `#` is a comment. In a file without indices, it is a word if it has a tag and as many
+    columns as other lines. Document separators may have suffixes, such as `-DOCSTART-(7)`.
     """
+    lines = []
+    for line, row in enumerate(read_utf8(path).split("\n"), 1):
+        text = row.rstrip()
+        columns = [column.strip(" ") for column in text.split("\t")] if "\t" in text.strip() else _COLUMN.findall(text)
+        lines.append((line, columns))
     rows = [columns for _, columns in lines if columns and not columns[0].startswith((_DOCUMENT, "#"))]
-    width = len(rows[0]) if rows else max((len(columns) for _, columns in lines), default=0)
+    width = len(rows[0]) if rows else max(len(columns) for _, columns in lines)
     # If the second column contains only tags, the first column contains the words, even if they are numbers.
     may_have_index = width > 1 and any(not _TAG.fullmatch(row[1]) for row in rows if len(row) > 1)
     is_indexed = may_have_index and all(_INDEX.fullmatch(row[0]) for row in rows)
     has_ranges = is_indexed and not all(_INDEX_PAIR.fullmatch(row[0]) for row in rows)
-    kept = []
-    previous, in_sentence = 0, False
+    sentences: list[list[_Line]] = []
+    documents: list[int] = []
+    document, previous, in_sentence = 0, 0, False
     for line, columns in lines:
-        is_word = _is_word(columns)
-        if is_word and columns[0].startswith("#"):
+        if columns and columns[0].startswith("#"):
             is_token = len(columns) == width and (width == 1 or _TAG.fullmatch(columns[-1]))
             if is_indexed or not is_token:
                 stats.count_irregular("comments (#)", line)
                 continue
         # Skip CoNLL-U's lines for word ranges, which repeat words, and for empty words, which the text lacks.
-        if is_word and has_ranges and _INDEX_PAIR.fullmatch(columns[0]):
+        if has_ranges and columns and _INDEX_PAIR.fullmatch(columns[0]):
             continue
-        match = _INDEX.fullmatch(columns[0]) if is_indexed and columns else None
-        if match:
-            index = int(match[1])
+        if is_indexed and columns and not columns[0].startswith(_DOCUMENT):
+            index = int(_INDEX.sub(r"\1", columns[0]))
             if index != previous + 1 and (in_sentence or index > 1):
                 raise UsageError(
                     f"{path} line {line}: each value of the first column ends with a number, but {quoted(columns[0])} "
                     "does not count the words of a sentence or file; remove the column"
                 )
             previous, columns = index, columns[1:]
-        in_sentence = bool(match)
-        kept.append((line, columns))
-    return kept, is_indexed
+        if not columns or columns[0].startswith(_DOCUMENT):
+            document += bool(columns)
+            in_sentence = False
+            continue
+        if not in_sentence:
+            sentences.append([])
+            documents.append(document)
+            in_sentence = True
+        sentences[-1].append((line, columns))
+    return sentences, documents, is_indexed
 
 
 def _tag_column(rows: list[list[str]], is_indexed: bool, path: Path) -> int:
@@ -235,11 +228,9 @@ def read_tagged_rows(
         row_tags = [""] * len(words)
         if label and not row.has_problem:
             row_tags = _items(row.fields[label], place, in_text=False)
-        if "-100" in row_tags:
-            raise UsageError(f"{place}: -100 marks ignored tokens and is not a tag; use a file of words and their tags")
-        # Accept `,`, which is a tag in the Penn Treebank.
-        if joined := [tag for tag in row_tags if "," in tag and tag != ","]:
-            raise UsageError(f"{place}: the tag {quoted(joined[0])} contains a comma; separate tags by spaces")
+        # -100 marks ignored tokens in training data of transformers. Accept `,`, which is a tag in the Penn Treebank.
+        if wrong := [tag for tag in row_tags if tag == "-100" or ("," in tag and tag != ",")]:
+            raise UsageError(f"{place}: {quoted(wrong[0])} is not a tag; write one tag per word, separated by spaces")
         if keep_untagged and not row_tags and words:
             stats.count_irregular("without tags, predicted but not scored", row.line)
             row_tags = [""] * len(words)
@@ -261,11 +252,9 @@ def _items(value: Any, place: str, in_text: bool) -> list[str]:
     if items is None:
         return [] if not in_text and is_missing(value.strip()) else _COLUMN.findall(value)
     for item in items:
-        if isinstance(item, (list, dict)):
-            raise UsageError(f"{place}: {quoted(item)} is not a tag; write one tag per word, such as B-ORG, not spans")
         # Reject words with spaces, because prediction files separate words by spaces.
         if not isinstance(item, (str, int, float)) or item != item or not _COLUMN.fullmatch(str(item)):
-            raise UsageError(f"{place}: {quoted(item)} is not a single word or tag; remove spaces and empty items")
+            raise UsageError(f"{place}: {quoted(item)} is not a word or tag; remove spaces, spans and empty items")
     return [replace_surrogates(str(item)) for item in items]
 
 

@@ -153,7 +153,11 @@ def train_batch(
     used, columns = indices != NO_EXAMPLE, examples.num_columns
     keys = np.where(used[:, None], examples.keys[indices], -1)
     if unique:
-        keys = _without_repeated_negatives(keys)
+        # A negative is repeated if its text equals an earlier text of the batch, in column-major order.
+        by_column = keys.T.ravel()
+        is_kept = np.arange(len(by_column)) < 2 * len(keys)  # anchors and positives
+        is_kept[np.unique(by_column, return_index=True)[1]] = True
+        keys = np.where(is_kept.reshape(-1, len(keys)).T, keys, -1)
     texts = np.where(keys == -1, NO_EXAMPLE, indices[:, None] * columns + np.arange(columns)).ravel()
     lengths = np.where(texts == NO_EXAMPLE, 0, examples.texts.lengths[texts])
     places, length = pack_batch(lengths, dataclasses.replace(batching, batch_size=len(texts)))
@@ -170,15 +174,3 @@ def train_batch(
         "document_weights": (keys[own, 1:] != -1).astype(np.float32),
         **{name: values[own] for name, values in arrays.items()},
     }
-
-
-def _without_repeated_negatives(keys: np.ndarray) -> np.ndarray:
-    """Replaces the keys of repeated negatives by -1.
-
-    `keys` [B, C] identifies texts. Columns 0 and 1, anchors and positives, do not change. A later column's text is
-    repeated if it equals an earlier text of the batch, in column-major order.
-    """
-    by_column = keys.T.ravel()
-    is_kept = np.arange(len(by_column)) < 2 * len(keys)  # anchors and positives
-    is_kept[np.unique(by_column, return_index=True)[1]] = True
-    return np.where(is_kept.reshape(-1, len(keys)).T, keys, -1)

@@ -78,15 +78,10 @@ def read_examples(
     strings = [text for texts in _pad(examples, width, "") for text in texts]
     is_query = np.arange(len(strings)) % width == 0
     no_tokens: dict[str, list[int]] = {"input_ids": [], "segment_ids": []}
-    sequences = [
-        encoder.encode(text, bool(is_anchor)) if text else no_tokens
-        for text, is_anchor in zip(strings, is_query, strict=True)
-    ]
-    texts = make_examples(sequences, {})
-    for name, mask, limit in (
-        ("anchors", is_query, encoder.query_len),
-        ("documents", ~is_query, encoder.document_len),
-    ):
+    pairs = zip(strings, is_query.tolist(), strict=True)
+    texts = make_examples([encoder.encode(*pair) if pair[0] else no_tokens for pair in pairs], {})
+    limits = ("anchors", is_query, encoder.query_len), ("documents", ~is_query, encoder.document_len)
+    for name, mask, limit in limits:
         if count := np.count_nonzero(texts.lengths[mask] >= limit):
             note = f"{count:,} {name} reach the limit of {limit} tokens"
             stats.columns = "; ".join(filter(None, [stats.columns, note]))
@@ -97,9 +92,8 @@ def read_examples(
 def split_positives(rows: Iterable[Row], column: str, stats: ReadStats) -> Iterator[Row]:
     """Yields one row per positive. A cell of `column` may list several positives, as in files of FlagEmbedding."""
     for row in rows:
-        cell = row.fields[column]
-        items = read_list(cell, f"{stats.file} line {row.line}: {column}", in_text=True)
-        positives = [cell] if items is None else items
+        items = read_list(row.fields[column], f"{stats.file} line {row.line}: {column}", in_text=True)
+        positives = [row.fields[column]] if items is None else items
         if not all(isinstance(text, str) for text in positives):
             raise UsageError(f"{stats.file} line {row.line}: {column} is a list with items that are not text")
         if len(positives) > 1:
@@ -122,18 +116,17 @@ def text_cell(row: Row, column: str, stats: ReadStats) -> str:
     value = row.fields[column]
     if not is_list(value):
         return value
-    raise UsageError(f"{stats.file} line {row.line}: {column} is a list; only the last column may be a list of texts")
+    raise UsageError(
+        f"{stats.file} line {row.line}: {column} is a list; write one text per row, or name a column of negatives"
+    )
 
 
 def _read_texts(row: Row, columns: Sequence[str], kind: str, stats: ReadStats) -> list[str]:
     """Returns the texts of a row, "" for blank ones. The last column may contain a list of texts."""
     texts, last = [text_cell(row, column, stats) for column in columns[:-1]], row.fields[columns[-1]]
-    if len(columns) < 3 and kind != "scores" and is_list(last):
-        raise UsageError(
-            f"{stats.file} line {row.line}: {columns[-1]} is a list; write one positive per row, or name a third "
-            "column, of negatives, in config.data.columns"
-        )
-    if (len(columns) > 2 or kind == "scores") and isinstance(last, str) and last.lstrip().startswith("["):
+    if len(columns) < 3 and kind != "scores":
+        last = text_cell(row, columns[-1], stats)
+    elif isinstance(last, str) and last.lstrip().startswith("["):
         # In TSV and CSV, every cell is text, so parse it.
         items = read_list(last, f"{stats.file} line {row.line}: {columns[-1]}", in_text=True)
         last = last if items is None else items

@@ -29,7 +29,6 @@ from bertjax.data.pretraining.rows import (
     truncate_pairs,
     without_copy,
 )
-from bertjax.data.schema import padding_values
 from bertjax.data.shard import DataShard
 from bertjax.errors import BertjaxError
 
@@ -86,7 +85,8 @@ def eval_dataset(corpus: Corpus, phase: Phase, *, shard: DataShard, max_rows: in
     available = int(pass_ends[-1])
     count = min(available, max_rows or available)
     assemble = _make_assembler(corpus, corpus.heldout.tokens, phase, shard, _EVAL_SEED)
-    rows, padding = shard.rows(phase.batch_size), padding_values(phase.row_format.schema)
+    rows = shard.rows(phase.batch_size)
+    padding = {spec.name: spec.padding for spec in phase.row_format.schema}
 
     def batch_of_index(index: tf.Tensor) -> _Batch:
         first = index * phase.batch_size

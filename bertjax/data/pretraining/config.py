@@ -48,15 +48,10 @@ LANGUAGE_MODEL_BATCH: Schema = SEQUENCE
 class RowFormat:
     """Row format of a pre-training objective: sentence pairs, documents, or running text.
 
-    Sentence pairs: an epoch is one pass of `pairs.document_pairs` over the training documents. Training cycles through
-    several independent passes. Pairs are truncated to L - 3 tokens. In packed rows, each pair is truncated and masked
-    independently.
-
-    Documents: an epoch is one pass of `pairs.document_pieces` over the training documents, packed like pairs.
-
-    Running text: the rows of an epoch are consecutive spans of L - 2 tokens, so that each token of the split is in
-    exactly one row. The first span starts at a random offset that changes every epoch. Rows may cross the boundaries of
-    sentences and documents. In each epoch, one row may be shorter, and one may wrap around the end of the split.
+    Sentence pairs: an epoch is one pass of `pairs.document_pairs`. Pairs are truncated to L - 3 tokens.
+    Documents: an epoch is one pass of `pairs.document_pieces`, packed like pairs.
+    Running text: the rows of an epoch are those of `rows.running_text_lookup`, spans of L - 2 tokens, so that each
+    token is in exactly one row. Rows may cross the boundaries of sentences and documents.
 
     Attributes:
       pairing: kind of sentence pairs, see `document_pairs` (default: "", documents if `packed`, else running text).
@@ -102,8 +97,7 @@ class Masking(Section):
         super().__post_init__()
         probs = (self.mask_prob, self.keep_prob, self.random_prob)
         if not math.isclose(sum(probs), 1, abs_tol=1e-6):
-            values = " + ".join(f"{prob:g}" for prob in probs)
-            raise UsageError(f"probabilities of config.data.masking add up to {sum(probs):g}: {values}; use a sum of 1")
+            raise UsageError(f"probabilities of config.data.masking add up to {sum(probs):g}: {probs}; use a sum of 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,10 +155,7 @@ class Phase:
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_predictions <= self.seq_len:
-            raise UsageError(
-                f"max_predictions={self.max_predictions} is out of range; use a value between 1 and "
-                f"seq_len={self.seq_len}"
-            )
+            raise UsageError(f"max_predictions={self.max_predictions} is out of range; use 1 to {self.seq_len}")
 
     @property
     def max_sequences_per_row(self) -> int:

@@ -250,7 +250,7 @@ class FinetuningTask(Task):
         }
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
-        return format_row(batch, row, self.tokenizer, self.labels)
+        return format_row(batch, row, self.vocabulary, self.labels)
 
     def final_metrics(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         return {**means, **self.score(outputs)}

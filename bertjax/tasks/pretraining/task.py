@@ -11,7 +11,7 @@ import numpy as np
 
 from bertjax.data.corpus.store import Corpus, has_single_sentences, open_corpus
 from bertjax.data.corpus.vocabulary import Vocabulary, vocabulary_files
-from bertjax.data.inspection import format_masked_row, format_unmasked_row
+from bertjax.data.inspection import format_row
 from bertjax.data.pretraining.baseline import mean_piece_bytes
 from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.pair_index import documents_problem
@@ -140,9 +140,7 @@ class PretrainingTask(Task):
         return self.objective.axis_sizes(self.phases[phase])
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
-        if not self.objective.has_masks:
-            return format_unmasked_row(batch, row, self._vocabulary)
-        return format_masked_row(LABELS[self.objective.pairing], batch, row, self._vocabulary)
+        return format_row(batch, row, self._vocabulary, LABELS[self.objective.pairing])
 
     def final_metrics(self, means: dict[str, float], outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         """Adds `perplexity` of the predicted tokens to the metrics and, for masked LM, `bits_per_byte`.
