@@ -185,6 +185,15 @@ class Architecture(Section):
         return ("left", "right") if self.encoder == LSTM else (self.attention_direction,)
 
     @property
+    def num_segments(self) -> int:
+        """Number of segment embeddings, of which LSTMs have none."""
+        return 0 if self.encoder == LSTM else self.type_vocab_size
+
+    @property
+    def has_position_embeddings(self) -> bool:
+        return self.encoder != LSTM and self.position_embedding_type == ABSOLUTE
+
+    @property
     def embedding_width(self) -> int:
         """Width of the token embeddings, E."""
         return self.embedding_size or self.hidden_size

@@ -1,4 +1,4 @@
-"""Transformer encoders of BERT and newer models: embeddings and a stack of layers.
+"""Encoders: embeddings and a stack of Transformer layers, as in BERT and newer models, or LSTMs.
 
 Axis letters in shape comments of this package:
 
@@ -40,7 +40,7 @@ from bertjax.model.layers import (
     run_layers,
     save_inputs_only,
 )
-from bertjax.model.lstm import LstmEncoder
+from bertjax.model.lstm import LstmReader
 from bertjax.model.partitioning import ACTIVATION_AXES, with_logical_constraint
 from bertjax.model.rotary import rotate, rotations
 
@@ -76,7 +76,9 @@ class LayerInputs(NamedTuple):
 
 
 class Encoder(nn.Module):
-    """Embeddings and a stack of Transformer layers. Part of the models in `models.py`, such as `PretrainingModel`.
+    """Embeddings and a stack of layers. Part of the models in `models.py`, such as `PretrainingModel`.
+
+    With `encoder=lstm`, concatenates the hidden states of one `LstmReader` per direction.
 
     Parameters of all layers are stacked on a leading axis N, even if `nn.scan` is unrolled (`scan_layers=false`). With
     `optimizer.freeze_layers`, the train step passes the lowest layers as a second stack, `frozen_layers`, which
@@ -91,12 +93,16 @@ class Encoder(nn.Module):
 
     def setup(self) -> None:
         # Create the embeddings in `setup`, so that models can read `token_tables` outside of `__call__`.
-        self.embeddings = Embeddings(self.config, self.tied_embeddings)
+        if self.config.encoder == LSTM:
+            self.left, self.right = (LstmReader(self.config, side) for side in self.config.context_sides)
+        else:
+            self.embeddings = Embeddings(self.config, self.tied_embeddings)
 
     @property
     def token_tables(self) -> tuple[jax.Array, ...]:
-        """Token embedding tables for tied output layers: one float32 [V, E], or one per direction in `LstmEncoder`."""
-        return (self.embeddings.token_table,)
+        """Token embedding tables for tied output layers: one float32 [V, E], or one [V, D / 2] per LSTM direction."""
+        parts = (self.left, self.right) if self.config.encoder == LSTM else (self,)
+        return tuple(part.embeddings.token_table for part in parts)
 
     @nn.compact  # because `run_layers` creates the layers in this call
     def __call__(
@@ -126,10 +132,15 @@ class Encoder(nn.Module):
           Hidden states of the embeddings and all layers, [N + 1, B, L, D]. With `norm_first`, the last entry is the
             output of the final norm. None if `collect_layers` is False.
         """
-        config = self.config
-        attention = select_attention(config, input_ids.shape[1], is_packed=position_ids is not None)
+        config, is_packed = self.config, position_ids is not None
         if position_ids is None:
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
+        if config.encoder == LSTM:
+            ids = input_ids, segment_ids, position_ids
+            outputs = [read(ids, sequence_ids, deterministic, collect_layers) for read in (self.left, self.right)]
+            hidden, states = zip(*outputs, strict=True)
+            return jnp.concatenate(hidden, -1), jnp.concatenate(states, -1) if collect_layers else None
+        attention = select_attention(config, input_ids.shape[1], is_packed)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
         layer_fields = {"config": config, "attention": attention, "deterministic": deterministic}
         layer_fields["collect"] = collect_layers
@@ -243,11 +254,6 @@ def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
     return Dense(config, (config.hidden_size,), ("mlp", "embed"), use_bias=config.mlp_bias, name="mlp_out")(y)
 
 
-def make_encoder(config: ModelConfig, name: str | None = None) -> Encoder | LstmEncoder:
-    """Builds the encoder module that `model.encoder` selects."""
-    return (LstmEncoder if config.encoder == LSTM else Encoder)(config, name=name)
-
-
 class EncoderOutputs(NamedTuple):
     """Encoder outputs that heads use.
 
@@ -280,6 +286,6 @@ def encode(
     config: ModelConfig, batch: Mapping[str, jax.Array], deterministic: bool, collect_layers: bool = False
 ) -> EncoderOutputs:
     """Applies an encoder to a batch (see `models.py`) inside the calling module, under the name ENCODER."""
-    encoder = make_encoder(config, name=ENCODER)
+    encoder = Encoder(config, name=ENCODER)
     tokens, layers = encoder(*encoder_inputs(batch), deterministic=deterministic, collect_layers=collect_layers)
     return EncoderOutputs(tokens, encoder.token_tables, layers)

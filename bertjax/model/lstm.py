@@ -1,9 +1,9 @@
-"""LSTM layers: an encoder like ELMo's (Figure 3 of the paper), and BiLSTM layers on top of any encoder.
+"""LSTM layers, for an encoder like ELMo's (Figure 3 of the paper), and for BiLSTM layers on top of any encoder.
 
 Axis letters: see `encoder.py`. G is the axis of the four gates: input, forget, cell, output.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,38 +13,9 @@ import jax.numpy as jnp
 
 from bertjax.model.config import LEFT, RIGHT, ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.layers import Dense, kernel_init, make_norm, remats_layers, run_layers
+from bertjax.model.embeddings import Embeddings
+from bertjax.model.layers import Dense, make_norm, remats_layers, run_layers
 from bertjax.model.partitioning import ACTIVATION_AXES, with_logical_constraint
-
-
-class LstmEncoder(nn.Module):
-    """Encoder that concatenates the hidden states of one `LstmReader` per direction. Same arguments as `Encoder`."""
-
-    config: ModelConfig
-
-    def setup(self) -> None:
-        self.left, self.right = (LstmReader(self.config, side) for side in self.config.context_sides)
-
-    @property
-    def token_tables(self) -> tuple[jax.Array, ...]:
-        """Float32 token embeddings of each direction, [V, D / 2], for tied output layers."""
-        return self.left.embeddings.token_table, self.right.embeddings.token_table
-
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        segment_ids: jax.Array,
-        sequence_ids: jax.Array,
-        position_ids: jax.Array | None = None,
-        *,
-        deterministic: bool = True,
-        collect_layers: bool = False,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Encodes a batch of rows, as `Encoder.__call__` does. `segment_ids` and `position_ids` have no effect."""
-        del segment_ids, position_ids
-        outputs = [reader(input_ids, sequence_ids, deterministic, collect_layers) for reader in (self.left, self.right)]
-        hidden, states = zip(*outputs, strict=True)
-        return jnp.concatenate(hidden, -1), jnp.concatenate(states, -1) if collect_layers else None
 
 
 class LstmReader(nn.Module):
@@ -58,37 +29,16 @@ class LstmReader(nn.Module):
     direction: str
 
     def setup(self) -> None:
-        self.embeddings = TokenEmbeddings(self.config)
+        self.embeddings = Embeddings(self.config)
 
     @nn.compact
     def __call__(
-        self, input_ids: jax.Array, sequence_ids: jax.Array, deterministic: bool, collect_layers: bool
+        self, ids: Sequence[jax.Array], sequence_ids: jax.Array, deterministic: bool, collect_layers: bool
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns the states of the last layer and, with `collect_layers`, of the embeddings and all layers.
-
-        The shapes are [B, L, D / 2] and [N + 1, B, L, D / 2]. Without `collect_layers`, the second output is None.
-        """
-        x = self.embeddings(input_ids, deterministic)
+        """Returns the same as `Encoder`, with D / 2 instead of D. `ids` are the arguments of `Embeddings`."""
+        x = self.embeddings(*ids, deterministic)
         fields = {"config": self.config, "direction": self.direction, "deterministic": deterministic}
         return run_layers(self, LstmLayer, {**fields, "collect": collect_layers}, x, None, sequence_ids)
-
-
-class TokenEmbeddings(nn.Module):
-    """Token embeddings of half the hidden size, then LayerNorm and dropout."""
-
-    config: ModelConfig
-
-    def setup(self) -> None:
-        shape = (self.config.padded_vocab_size, self.config.hidden_size // 2)
-        self.token_table = self.param("token", kernel_init(self.config, ("vocab", "embed")), shape)
-        self.norm = make_norm(self.config)
-
-    def __call__(self, input_ids: jax.Array, deterministic: bool) -> jax.Array:
-        ids = with_logical_constraint(input_ids, ("batch_over_data", "length"))
-        table = with_logical_constraint(self.token_table, ("vocab", "embed_over_fsdp"))
-        x = with_logical_constraint(jnp.take(table, ids, axis=0), ("batch_over_data", "length", "embed_over_fsdp"))
-        key = None if deterministic else self.make_rng("dropout")
-        return dropout(self.norm(with_logical_constraint(x, ACTIVATION_AXES)), self.config.hidden_dropout_prob, key)
 
 
 class LstmLayer(nn.Module):

@@ -12,7 +12,7 @@ from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import synthetic_batch
 from bertjax.model import lstm
 from bertjax.model.config import SIDES
-from bertjax.model.encoder import make_encoder
+from bertjax.model.encoder import Encoder
 from bertjax.model.models import LanguageModel, SequenceModel, TokenModel
 from bertjax.tasks.objectives import language_model
 
@@ -77,7 +77,7 @@ def test_sequence_model_logits_depend_on_every_token(config):
 def test_lstm_state_is_reset_between_sequences():
     ids = np.array([[1, 5, 9, 2, 1, 7, 2, 0]], np.int32)
     sequence_ids = np.array([[1, 1, 1, 1, 2, 2, 2, 0]], np.int32)
-    encoder = make_encoder(LSTMS)
+    encoder = Encoder(LSTMS)
     params, apply = jax.jit(encoder.init)(jax.random.key(0), ids, 0 * ids, sequence_ids), jax.jit(encoder.apply)
     packed = apply(params, ids, 0 * ids, sequence_ids)[0][0]
     for span in (slice(0, 4), slice(4, 7)):
