@@ -49,30 +49,17 @@ ENCODER = "encoder"
 
 
 class SharedInputs(NamedTuple):
-    """Inputs that all layers share.
+    """Inputs that all layers share."""
 
-    Attributes:
-      sequence_ids: [B, L] int32.
-      rotations: float32 [2, 2, B, L, 1, K / 2]: the first axis is global, local; the second is cosine, sine. None
-        without rotary positions.
-    """
-
-    sequence_ids: jax.Array
-    rotations: jax.Array | None
+    sequence_ids: jax.Array  # [B, L] int32
+    rotations: jax.Array | None  # see `rotary.rotations`
 
 
 class LayerInputs(NamedTuple):
-    """Inputs that differ between layers: arrays with a leading axis N, or None if all layers are equal.
+    """Inputs that differ between layers: bool [N], one element for each layer, or None if all are equal."""
 
-    A layer gets one element of each array.
-
-    Attributes:
-      is_local: bool [N], whether the layer has local attention.
-      has_attention_norm: bool [N], whether a norm precedes the attention.
-    """
-
-    is_local: Any
-    has_attention_norm: Any
+    is_local: Any  # whether the layer has local attention
+    has_attention_norm: Any  # whether a norm precedes the attention
 
 
 class Encoder(nn.Module):
@@ -148,9 +135,6 @@ class Encoder(nn.Module):
         # ModernBERT has no norm before the attention of the lowest layer.
         has_norm = None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0
         per_layer, shared = LayerInputs(is_local, has_norm), SharedInputs(sequence_ids, rotations(config, position_ids))
-        # `run_layers` applies `nn.scan` to TransformerLayer. Each of the N layers gets its slice of `per_layer`, its
-        # own dropout key and parameters (stacked in the submodule `layers`), and all of `shared`. The first of the
-        # collected outputs is x before the first layer.
         x, layers = run_layers(self, TransformerLayer, layer_fields, x, per_layer, shared)
         if config.norm_first:
             x = make_norm(config, "final_norm")(x)
@@ -254,20 +238,6 @@ def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
     return Dense(config, (config.hidden_size,), ("mlp", "embed"), use_bias=config.mlp_bias, name="mlp_out")(y)
 
 
-class EncoderOutputs(NamedTuple):
-    """Encoder outputs that heads use.
-
-    Attributes:
-      tokens: [B, L, D], hidden states of the last layer.
-      token_tables: token embedding tables for tied output layers, see `Encoder.token_tables`.
-      layers: [N + 1, B, L, D], outputs of the embeddings and all layers. None if they were not collected.
-    """
-
-    tokens: jax.Array
-    token_tables: tuple[jax.Array, ...]
-    layers: jax.Array | None
-
-
 def is_packed(batch: Mapping[str, jax.Array]) -> bool:
     """Returns whether rows may contain several sequences.
 
@@ -280,12 +250,3 @@ def encoder_inputs(batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array
     """Returns the arguments `input_ids`, `segment_ids`, `sequence_ids` and `position_ids` of an encoder."""
     sequence_ids = batch["sequence_ids" if is_packed(batch) else "input_mask"]
     return batch["input_ids"], batch["segment_ids"], sequence_ids, batch.get("position_ids")
-
-
-def encode(
-    config: ModelConfig, batch: Mapping[str, jax.Array], deterministic: bool, collect_layers: bool = False
-) -> EncoderOutputs:
-    """Applies an encoder to a batch (see `models.py`) inside the calling module, under the name ENCODER."""
-    encoder = Encoder(config, name=ENCODER)
-    tokens, layers = encoder(*encoder_inputs(batch), deterministic=deterministic, collect_layers=collect_layers)
-    return EncoderOutputs(tokens, encoder.token_tables, layers)

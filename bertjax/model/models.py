@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from bertjax.errors import UsageError
 from bertjax.model.config import LEFT, RIGHT, TRANSFORMER, ModelConfig
 from bertjax.model.dropout import dropout, gumbel_noise
-from bertjax.model.encoder import ENCODER, Encoder, encode, encoder_inputs, is_packed
+from bertjax.model.encoder import ENCODER, Encoder, encoder_inputs, is_packed
 from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, encode_with_head
 from bertjax.model.heads import (
     DiscriminatorHead,
@@ -52,7 +52,7 @@ class EncoderModel(nn.Module):
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
         """Returns hidden states [B, L, D] and each row's pooled state [B, D], in the config's dtype."""
-        tokens = encode(self.config, batch, deterministic).tokens
+        tokens, _ = Encoder(self.config, name=ENCODER)(*encoder_inputs(batch), deterministic=deterministic)
         return tokens, Pooler(self.config, name="pooler")(pooled_states(self.config, tokens, batch))
 
 
@@ -67,12 +67,13 @@ class PretrainingModel(nn.Module):
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
         """Returns masked-LM logits [B, P, V], and next-sentence logits [B, 2] (packed: [B, S, 2]; no head: zeros)."""
         num_sequences = batch["next_sentence_labels"].shape[-1] if is_packed(batch) else 1
-        outputs = encode(self.config, batch, deterministic)
+        encoder = Encoder(self.config, name=ENCODER)
+        tokens, _ = encoder(*encoder_inputs(batch), deterministic=deterministic)
         # Gather masked positions first, so that the vocabulary projection runs only on these.
-        masked = jnp.take_along_axis(outputs.tokens, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
-        masked_lm_logits = LmHead(self.config, name="masked_lm")(masked, *outputs.token_tables)
+        masked = jnp.take_along_axis(tokens, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
+        masked_lm_logits = LmHead(self.config, name="masked_lm")(masked, *encoder.token_tables)
         # The state of each sequence's [CLS] or, with `classifier_pooling=mean`, the mean: [B, D] (packed: [B, S, D]).
-        sequences = pooled_states(self.config, outputs.tokens, batch, num_sequences)
+        sequences = pooled_states(self.config, tokens, batch, num_sequences)
         if self.config.type_vocab_size < 2:
             return masked_lm_logits, jnp.zeros((*sequences.shape[:-1], 2))
         pooled = Pooler(self.config, name="pooler")(sequences)
@@ -145,10 +146,11 @@ class LanguageModel(nn.Module):
         Logits of `left` predict the next token from the left context. Logits of `right` predict the previous token.
         """
         logits, sides = {}, self.config.context_sides
-        outputs = encode(self.config, batch, deterministic)
+        encoder = Encoder(self.config, name=ENCODER)
+        tokens, _ = encoder(*encoder_inputs(batch), deterministic=deterministic)
         # Each side has its own head. Its input is the part of the hidden state that only has context from this side.
-        parts = jnp.split(outputs.tokens, len(sides), axis=-1)
-        for side, states, token_table in zip(sides, parts, outputs.token_tables, strict=True):
+        parts = jnp.split(tokens, len(sides), axis=-1)
+        for side, states, token_table in zip(sides, parts, encoder.token_tables, strict=True):
             width = states.shape[-1]
             config = dataclasses.replace(self.config, encoder=TRANSFORMER, hidden_size=width, num_attention_heads=1)
             logits[side] = LmHead(config, name=f"{side}_lm")(states, token_table)
@@ -243,7 +245,7 @@ class EmbeddingModel(nn.Module):
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
         """Returns float32 vectors [B, D] or, for packed rows with `texts` [B, S], [B, S, D]."""
         num_sequences = batch["texts"].shape[1] if is_packed(batch) else 1
-        tokens = encode(self.config, batch, deterministic).tokens
+        tokens, _ = Encoder(self.config, name=ENCODER)(*encoder_inputs(batch), deterministic=deterministic)
         if self.pooling == "mean":
             states = mean_states(tokens, batch, num_sequences)
         else:
