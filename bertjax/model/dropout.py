@@ -6,7 +6,7 @@ generators. A position is an index into the global array, so all meshes and all 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.random
@@ -17,6 +17,16 @@ import numpy as np
 BITS = 16
 # Odd multipliers that mix bits well, from the golden ratio and MurmurHash3's finalizer (Appleby, public domain).
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
+
+
+class Dropout(NamedTuple):
+    """Dropout of attention probabilities. There is none if the rate is 0 or the key None."""
+
+    rate: float
+    key: jax.Array | None
+
+
+NO_DROPOUT = Dropout(0.0, None)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
@@ -77,13 +87,11 @@ def dropout_seeds(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, ja
     return hash_positions(position, first, second), hash_positions(position, second ^ np.uint32(_GOLDEN), first)
 
 
-def kernel_dropout(
-    rate: float, key: jax.Array | None, shape: tuple[int, ...]
-) -> tuple[float, tuple[jax.Array, jax.Array]]:
+def kernel_dropout(drop: Dropout, shape: tuple[int, ...]) -> tuple[float, tuple[jax.Array, jax.Array]]:
     """Returns the rate (0 without a key) and the seeds for dropout in an attention kernel, see `dropout_seeds`."""
-    if key is None or not rate:
+    if drop.key is None or not drop.rate:
         return 0.0, (jnp.zeros(shape, jnp.uint32),) * 2
-    return rate, dropout_seeds(key, shape)
+    return drop.rate, dropout_seeds(drop.key, shape)
 
 
 def hash_positions(position: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:

@@ -23,10 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from bertjax.model.attention.dispatch import AttentionFn, select_attention
+from bertjax.model.attention.dispatch import Attention, select_attention
 from bertjax.model.attention.xla import AttentionMask
 from bertjax.model.config import LSTM, ModelConfig
-from bertjax.model.dropout import dropout
+from bertjax.model.dropout import Dropout, dropout
 from bertjax.model.embeddings import Embeddings
 from bertjax.model.layers import (
     CONTEXT,
@@ -146,7 +146,7 @@ class TransformerLayer(nn.Module):
     """Transformer layer: self-attention and feed-forward network, each with a residual connection and a norm."""
 
     config: ModelConfig
-    attention: AttentionFn
+    attention: Attention
     deterministic: bool
     collect: bool
 
@@ -182,7 +182,7 @@ class SelfAttention(nn.Module):
     """Multi-head self-attention with its output projection: [B, L, D] to [B, L, D]."""
 
     config: ModelConfig
-    attention: AttentionFn
+    attention: Attention
 
     @nn.compact
     def __call__(self, x: jax.Array, layer: LayerInputs, shared: SharedInputs, deterministic: bool) -> jax.Array:
@@ -207,8 +207,7 @@ class SelfAttention(nn.Module):
         def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int = 0) -> jax.Array:
             # Tokens attend only to tokens of their own sequence, at most `window` neighbors (0: no limit).
             mask = AttentionMask(config.attention_direction, shared.sequence_ids, window)
-            rate, mesh = config.attention_probs_dropout_prob, jax.sharding.get_abstract_mesh()
-            return self.attention(query, key, value, mask, dropout_rate=rate, dropout_key=dropout_key, mesh=mesh)
+            return self.attention(query, key, value, mask, Dropout(config.attention_probs_dropout_prob, dropout_key))
 
         def attend_by_layer(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             if layer.is_local is None:

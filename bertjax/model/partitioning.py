@@ -78,7 +78,6 @@ def divisible_spec(spec: PartitionSpec | None, shape: Sequence[int], axis_sizes:
 
 def shard_over_mesh(
     function: Callable[..., jax.Array],
-    mesh: jax.sharding.AbstractMesh,
     sizes: Mapping[str, int],
     input_axes: Sequence[tuple[str | None, ...]],
     output_axes: tuple[str | None, ...],
@@ -87,11 +86,11 @@ def shard_over_mesh(
 
     Args:
       function: function from arrays to an array.
-      mesh: current mesh.
       sizes: global sizes of the logical axes `batch` and `heads`. Axes not divisible by mesh axes are replicated.
       input_axes: logical axis names of each input; None for replicated axes.
       output_axes: logical axis names of the output.
     """
+    mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return function
     names = tuple(sizes)

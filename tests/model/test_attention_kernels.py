@@ -13,6 +13,7 @@ from bertjax.model.attention.flash import flash_attention
 from bertjax.model.attention.fused import fused_attention
 from bertjax.model.attention.splash import splash_attention
 from bertjax.model.attention.xla import AttentionMask, cudnn_attention, xla_attention
+from bertjax.model.dropout import Dropout
 from bertjax.training.sharding import make_mesh, replicated, under_mesh
 
 
@@ -38,15 +39,8 @@ def results(attention, direction, rate, query, key, value, gradient, ids, seed=7
     """Returns the output and the gradients of query, key and value."""
 
     def attend(query, key, value):
-        return attention(
-            query,
-            key,
-            value,
-            AttentionMask(direction, ids, window),
-            dropout_rate=rate,
-            dropout_key=jax.random.key(seed) if rate else None,
-            mesh=jax.sharding.get_abstract_mesh(),
-        )
+        drop = Dropout(rate, jax.random.key(seed) if rate else None)
+        return attention(query, key, value, AttentionMask(direction, ids, window), drop)
 
     context, back = jax.vjp(attend, query, key, value)
     return context, *back(gradient)

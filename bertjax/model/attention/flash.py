@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from bertjax.model.attention.xla import MASKED_LOGIT, AttentionMask
-from bertjax.model.dropout import BITS, dropout_scale, dropout_threshold, hash_positions, kernel_dropout
+from bertjax.model.dropout import BITS, Dropout, dropout_scale, dropout_threshold, hash_positions, kernel_dropout
 from bertjax.model.partitioning import platform_kernel, shard_over_mesh
 
 _LOG2_E = math.log2(math.e)
@@ -49,18 +49,11 @@ class _Options(NamedTuple):
 
 
 def flash_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: AttentionMask,
-    *,
-    dropout_rate: float,
-    dropout_key: jax.Array | None,
-    mesh: jax.sharding.AbstractMesh,
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: Dropout
 ) -> jax.Array:
-    """Computes the same attention as `xla_attention`. For GPUs; slow on CPU and TPU. Implements `AttentionFn`."""
+    """Computes the same attention as `xla_attention`. For GPUs; slow on CPU and TPU. Implements `Attention`."""
     rows, length, heads, size = query.shape
-    rate, seeds = kernel_dropout(dropout_rate, dropout_key, (rows, heads))
+    rate, seeds = kernel_dropout(drop, (rows, heads))
     max_block = max(_MIN_BLOCK, pl.next_power_of_2(length))
     block_sizes = tuple(_BlockSizes(*(min(size, max_block) for size in sizes)) for sizes in _BLOCK_SIZES)
     # Pad the length to whole blocks and the head size to a power of 2, because the kernels require both.
@@ -75,7 +68,7 @@ def flash_attention(
     attend = functools.partial(_attention, _Options(length, size**-0.5, rate, block_sizes))
     states, per_row = ("batch", None, "heads", None), ("batch", None)
     axes = (states, states, states, ("batch", "heads", None), per_row, per_row)
-    on_mesh = shard_over_mesh(attend, mesh, {"batch": rows, "heads": heads}, axes, states)
+    on_mesh = shard_over_mesh(attend, {"batch": rows, "heads": heads}, axes, states)
     return on_mesh(*padded, jnp.stack(seeds, axis=-1), keys, bounds)[:, :length, :, :size]
 
 
