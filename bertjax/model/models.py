@@ -15,7 +15,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -45,8 +45,6 @@ _INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_i
 class EncoderModel(nn.Module):
     """Encoder and pooler without an output layer."""
 
-    KIND: ClassVar[str] = "encoder"
-
     config: ModelConfig
 
     @nn.compact
@@ -58,8 +56,6 @@ class EncoderModel(nn.Module):
 
 class PretrainingModel(nn.Module):
     """Encoder, masked-LM head and, if the config has two or more segments, pooler and next-sentence head."""
-
-    KIND: ClassVar[str] = "pretraining"
 
     config: ModelConfig
 
@@ -82,8 +78,6 @@ class PretrainingModel(nn.Module):
 
 class ReplacedTokenModel(nn.Module):
     """ELECTRA (arXiv 2003.10555): encoder and head that detect which tokens a small generator replaced."""
-
-    KIND: ClassVar[str] = "replaced_tokens"
 
     config: ModelConfig
     generator_size: float = 0.25  # width of the generator, as a fraction of the encoder's width
@@ -135,8 +129,6 @@ class LanguageModel(nn.Module):
     model is like ELMo (Figure 3).
     """
 
-    KIND: ClassVar[str] = "language_model"
-
     config: ModelConfig
 
     @nn.compact
@@ -168,8 +160,6 @@ class SequenceModel(nn.Module):
     - choices [B, C, L] with `num_outputs=1`: one score per choice, [B, C] (section 4.4).
     """
 
-    KIND: ClassVar[str] = "sequence"
-
     config: ModelConfig
     num_outputs: int
     feature_head: FeatureHead = FeatureHead()
@@ -199,8 +189,6 @@ class TokenModel(nn.Module):
         google-research/bert `run_squad.py`.
     """
 
-    KIND: ClassVar[str] = "tokens"
-
     config: ModelConfig
     num_outputs: int
     head_dropout: bool
@@ -227,8 +215,6 @@ class EmbeddingModel(nn.Module):
       dense_activation: function after the dense layer, `identity` or `tanh`.
       normalize: whether to scale vectors to length 1.
     """
-
-    KIND: ClassVar[str] = "embedding"
 
     config: ModelConfig
     pooling: str = "mean"
@@ -258,15 +244,22 @@ class EmbeddingModel(nn.Module):
         return unit(vectors) if self.normalize else vectors
 
 
-_MODELS = EncoderModel, PretrainingModel, ReplacedTokenModel, LanguageModel, SequenceModel, TokenModel, EmbeddingModel
-MODELS: dict[str, type[nn.Module]] = {model.KIND: model for model in _MODELS}
+MODELS: dict[str, type[nn.Module]] = {
+    "encoder": EncoderModel,
+    "pretraining": PretrainingModel,
+    "replaced_tokens": ReplacedTokenModel,
+    "language_model": LanguageModel,
+    "sequence": SequenceModel,
+    "tokens": TokenModel,
+    "embedding": EmbeddingModel,
+}
 
 
 def model_description(model: nn.Module) -> dict[str, Any]:
     """Returns a JSON description of a model. `build_model` accepts descriptions of the models in this file.
 
     Returns:
-      `kind`: `KIND` of the module's class, or the class name if the class has no `KIND`.
+      `kind`: name of the module's class in `MODELS`, or the class name if it is not in `MODELS`.
       `num_outputs`: width of the output layer, or None.
       `feature_head`: fields of the `FeatureHead`, or None.
       Other fields of the module except its config, such as `head_dropout`.
@@ -275,7 +268,7 @@ def model_description(model: nn.Module) -> dict[str, Any]:
     options = {name: value for name, value in options.items() if name not in ("config", "parent", "name")}
     if head := options.get("feature_head"):
         options["feature_head"] = dataclasses.asdict(head)
-    kind = getattr(model, "KIND", type(model).__name__)
+    kind = next((kind for kind, known in MODELS.items() if known is type(model)), type(model).__name__)
     return {"kind": kind, "num_outputs": None, "feature_head": None} | options
 
 
