@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bertjax.estimate.compiled import compile_step
-from bertjax.estimate.topology import Chip, chip_of, chips_in, tpu_devices
+from bertjax.estimate.topology import chip_of, chips_in, tpu_devices
 from bertjax.model.config import ModelConfig
 from bertjax.model.layers import LAYERS
 from bertjax.tasks.task import Task
@@ -103,10 +103,14 @@ def plan_run(task: Task, topology: str, slices: int, mfu: float, price_per_chip_
         cost = cost_of_step(task, start)
         exchanges = step_communication(params, mesh, model, cost.positions, slices, task.config.grad_accum_steps)
         exchanges = [dataclasses.replace(each, sent_bytes=chip.cores * each.sent_bytes) for each in exchanges]
+        within = sum(each.sent_bytes for each in exchanges if not each.crosses_slices)
+        between = sum(each.sent_bytes for each in exchanges if each.crosses_slices)
         bounds = {
             "model_flops": cost.flops / (chips * chip.flops_per_second * mfu),
-            **_communication_seconds(exchanges, chip),
+            "ici": within / chip.ici_bytes_per_second,
         }
+        if chip.dcn_bytes_per_second:
+            bounds["dcn"] = between / chip.dcn_bytes_per_second
         phases.append(
             {
                 "steps": count if task.has_schedule else None,
@@ -145,14 +149,6 @@ def plan_run(task: Task, topology: str, slices: int, mfu: float, price_per_chip_
         "cost": hours * price_per_chip_hour if has_times and price_per_chip_hour is not None else None,
         "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")},
     }
-
-
-def _communication_seconds(exchanges: list[Communication], chip: Chip) -> dict[str, float]:
-    """Returns the communication time per step in seconds: `ici` within slices and, if known, `dcn` between slices."""
-    within = sum(each.sent_bytes for each in exchanges if not each.crosses_slices)
-    between = sum(each.sent_bytes for each in exchanges if each.crosses_slices)
-    seconds = {"ici": within / chip.ici_bytes_per_second}
-    return seconds | ({"dcn": between / chip.dcn_bytes_per_second} if chip.dcn_bytes_per_second else {})
 
 
 def describe_plan(plan: dict[str, Any]) -> str:
