@@ -28,9 +28,7 @@ _MIN_BLOCK = 16
 _OPPOSITE = {"both": "both", "left": "right", "right": "left"}
 
 
-class _BlockSizes(NamedTuple):
-    """Block sizes of a kernel along queries and keys (powers of 2)."""
-
+class _BlockSizes(NamedTuple):  # of a kernel; powers of 2
     queries: int
     keys: int
 
@@ -65,7 +63,7 @@ def flash_attention(
     queries = _intervals(ids, _OPPOSITE[mask.direction], mask.window)
     bounds = [_block_intervals(keys, sizes.queries, sizes.keys) for sizes in block_sizes[:2]]
     bounds.append(_block_intervals(queries, block_sizes[2].keys, block_sizes[2].queries))
-    attend = functools.partial(_attention, _Options(length, size**-0.5, rate, block_sizes))
+    attend = jax.custom_gradient(functools.partial(_attention, _Options(length, size**-0.5, rate, block_sizes)))
     states, per_row = ("batch", None, "heads", None), ("batch", None)
     axes = (states, states, states, ("batch", "heads", None), per_row, per_row)
     on_mesh = shard_over_mesh(attend, {"batch": rows, "heads": heads}, axes, states)
@@ -100,30 +98,27 @@ def _block_intervals(interval: tuple[jax.Array, jax.Array], size: int, other_siz
     return first.min(-1) // other_size, -(-last.max(-1) // other_size)
 
 
-def _attention(options: _Options, *inputs) -> jax.Array:
-    @jax.custom_gradient
-    def attend(query, key, value, seeds, interval, bounds) -> tuple[jax.Array, Callable]:
-        forward_sizes, query_sizes, key_sizes = options.block_sizes
-        rows, length, heads, _ = query.shape
-        outputs = query, jax.ShapeDtypeStruct((rows, heads, length), jnp.float32)
-        arrays = *bounds[0], *interval, seeds, query, key, value
-        context, log_sum = _call_kernel(functools.partial(_forward, options), forward_sizes.queries, arrays, outputs)
+def _attention(options: _Options, query, key, value, seeds, interval, bounds) -> tuple[jax.Array, Callable]:
+    """Returns the context and its gradient function, for `jax.custom_gradient`."""
+    forward_sizes, query_sizes, key_sizes = options.block_sizes
+    rows, length, heads, _ = query.shape
+    outputs = query, jax.ShapeDtypeStruct((rows, heads, length), jnp.float32)
+    arrays = *bounds[0], *interval, seeds, query, key, value
+    context, log_sum = _call_kernel(functools.partial(_forward, options), forward_sizes.queries, arrays, outputs)
 
-        def gradients(gradient: jax.Array) -> tuple:
-            # For each query, the mean gradient of its probabilities. The gradient of the softmax subtracts it.
-            mean = jnp.einsum("BLHK,BLHK->BHL", gradient, context, preferred_element_type=jnp.float32)
-            shared = *interval, seeds, log_sum, mean / dropout_scale(options.rate)
-            kernel = functools.partial(_backward, options, False)
-            arrays = *bounds[1], *shared, query, gradient, key, value
-            (d_query,) = _call_kernel(kernel, query_sizes.queries, arrays, (query,))
-            kernel = functools.partial(_backward, options, True)
-            arrays = *bounds[2], *shared, key, value, query, gradient
-            d_key, d_value = _call_kernel(kernel, key_sizes.keys, arrays, (key, value))
-            return d_query, d_key, d_value, None, None, None
+    def gradients(gradient: jax.Array) -> tuple:
+        # For each query, the mean gradient of its probabilities. The gradient of the softmax subtracts it.
+        mean = jnp.einsum("BLHK,BLHK->BHL", gradient, context, preferred_element_type=jnp.float32)
+        shared = *interval, seeds, log_sum, mean / dropout_scale(options.rate)
+        kernel = functools.partial(_backward, options, False)
+        arrays = *bounds[1], *shared, query, gradient, key, value
+        (d_query,) = _call_kernel(kernel, query_sizes.queries, arrays, (query,))
+        kernel = functools.partial(_backward, options, True)
+        arrays = *bounds[2], *shared, key, value, query, gradient
+        d_key, d_value = _call_kernel(kernel, key_sizes.keys, arrays, (key, value))
+        return d_query, d_key, d_value, None, None, None
 
-        return context, gradients
-
-    return attend(*inputs)
+    return context, gradients
 
 
 def _call_kernel(kernel: Any, block: int, inputs: tuple, outputs: tuple) -> list[jax.Array]:
