@@ -17,12 +17,10 @@ LAYER_NORM, RMS_NORM = NORMS = ("layer_norm", "rms_norm")
 # Position types: learned embeddings (`absolute`), or rotations of queries and keys. In a head of size K, `rotary` pairs
 # elements i and i + K / 2, and `rotary_pairs` pairs elements 2 i and 2 i + 1.
 ABSOLUTE, ROTARY, ROTARY_PAIRS = POSITIONS = ("absolute", "rotary", "rotary_pairs")
-DTYPES = (AUTO, "float32", "bfloat16")
 # Fields of rotary positions, which training phases may change.
 ROPE_THETAS = ("global_rope_theta", "local_rope_theta")
 # `scan_layers` value that replaces `auto` in runs of at least LONG_RUN_STEPS steps. It unrolls on all platforms.
 AUTO_LONG_RUN = "auto_long_run"
-SCAN_LAYERS = (AUTO, AUTO_LONG_RUN, "true", "false")
 LONG_RUN_STEPS = 10_000
 REMAT_POLICIES = ("none", "attention", "elementwise", "projections", "full")
 # Maximum dropout rate. `dropout` rounds rates to multiples of 2^-16, and would round rates close to 1 to 1.
@@ -178,10 +176,7 @@ class Architecture(Section):
 
     @property
     def context_sides(self) -> tuple[str, ...]:
-        """Context direction (`left`, `right` or `both`) of each part of the hidden state.
-
-        The hidden state of an LSTM has two parts of equal width. The hidden state of a Transformer has one part.
-        """
+        """Context directions of the parts of the hidden state: two parts of equal width for LSTMs, else one part."""
         return ("left", "right") if self.encoder == LSTM else (self.attention_direction,)
 
     @property
@@ -270,8 +265,8 @@ class ModelConfig(Architecture):
       initializer_range: standard deviation of the truncated normal that initializes all matrices.
     """
 
-    dtype: str = bounded(AUTO, choices=DTYPES)
-    scan_layers: str = bounded(AUTO, choices=SCAN_LAYERS)
+    dtype: str = bounded(AUTO, choices=(AUTO, "float32", "bfloat16"))
+    scan_layers: str = bounded(AUTO, choices=(AUTO, AUTO_LONG_RUN, "true", "false"))
     remat: str = bounded("none", choices=REMAT_POLICIES)
     attention: str = AUTO
     hidden_dropout_prob: float = bounded(0.1, at_least=0, at_most=_MAX_DROPOUT)

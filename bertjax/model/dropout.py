@@ -30,12 +30,10 @@ NO_DROPOUT = Dropout(0.0, None)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zeroes each element with probability `rate`, and divides kept elements by 1 - `rate`.
+    """Zeroes each element of `x` [..., M, N] with probability `rate`, and divides kept elements by 1 - `rate`.
 
-    If `key` is None or `rate` is 0, returns `x` unchanged.
-
-    `x` is [..., M, N]. The rate is rounded to a multiple of 2^-16 (0.1 becomes 0.100006). Use a different key for each
-    call.
+    Returns `x` unchanged if `key` is None. The rate is rounded to a multiple of 2^-16 (0.1 becomes 0.100006). Use a
+    different key for each call.
     """
     if key is None or rate == 0.0:
         return x

@@ -3,7 +3,7 @@
 Axis letters: see `encoder.py`. G is the axis of the four gates: input, forget, cell, output.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,11 @@ class LstmReader(nn.Module):
 
     @nn.compact
     def __call__(
-        self, ids: Sequence[jax.Array], sequence_ids: jax.Array, deterministic: bool, collect_layers: bool
+        self,
+        ids: tuple[jax.Array, jax.Array, jax.Array],
+        sequence_ids: jax.Array,
+        deterministic: bool,
+        collect_layers: bool,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Returns the same as `Encoder`, with D / 2 instead of D. `ids` are the arguments of `Embeddings`."""
         x = self.embeddings(*ids, deterministic)
