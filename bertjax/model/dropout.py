@@ -107,8 +107,7 @@ def _iota(shape: tuple[int, ...], axis: int) -> jax.Array:
 def block_key(key: jax.Array, block: jax.Array, num_blocks: int) -> jax.Array:
     """Returns a key for a block of a batch's rows, with which `dropout` masks them as in the complete batch.
 
-    Row i of the block is row i * `num_blocks` + `block` of the batch. Rows are the leading axis of arrays with at least
-    three axes.
+    Row i of the block is row i * `num_blocks` + `block` of the batch, for arrays with at least three axes.
     """
     block_data = jnp.stack([jnp.uint32(block), jnp.uint32(num_blocks)])
     data = jnp.concatenate([jax.random.key_data(key).reshape(-1)[:2], block_data])

@@ -105,12 +105,9 @@ class Encoder(nn.Module):
         """Encodes a batch of rows.
 
         Args:
-          input_ids: [B, L] int32.
-          segment_ids: [B, L] int32.
-          sequence_ids: [B, L] int32.
-          position_ids: [B, L] int32, position of each token in its sequence (default: None, each row counts from 0).
-            If it is None, the encoder assumes that rows are not packed. It then accepts
-            attention implementations that do not support packed rows, such as `cudnn`.
+          input_ids, segment_ids, sequence_ids: [B, L] int32.
+          position_ids: [B, L] int32, position of each token in its sequence. If it is None (default), each row counts
+            from 0, and attention implementations that do not support packed rows, such as `cudnn`, are accepted.
           deterministic: whether to disable dropout. If False, a `dropout` rng is required.
           collect_layers: whether to also return the output of the embeddings and of every layer.
 
@@ -162,8 +159,7 @@ class TransformerLayer(nn.Module):
             The norm is skipped where `has_norm`, a bool scalar, is False.
             """
             key = None if self.deterministic else self.make_rng("dropout")
-            # `run_layers` may wrap whole layers in `nn.remat`, which saves only arrays with certain `checkpoint_name`s.
-            # Otherwise, norms and activations recompute themselves.
+            # Norms recompute their own values, except in layers that `run_layers` wraps in `nn.remat`.
             norm = make_norm(config, norm_name, recompute=not remats_layers(config))
             normed = norm(x) if config.norm_first else x
             if has_norm is not None:

@@ -53,10 +53,7 @@ def flops_per_token(
 
 
 def attention_flops_per_token(config: ModelConfig, context: float, feature_head: FeatureHead = _NO_HEAD) -> float:
-    """Returns the training FLOPs per token for attention scores and weighted sums of values.
-
-    Each token attends to `context` tokens, or to fewer in layers with local attention.
-    """
+    """Returns the training FLOPs per token for attention to `context` tokens: scores and weighted sums of values."""
     if feature_head.features or config.encoder == LSTM:
         return 0.0
     return TRAINING_FACTOR * _attention_flops(config, context)

@@ -98,11 +98,8 @@ class Lstm(nn.Module):
 def _recurrence(gates: jax.Array, recurrent: jax.Array, continues: jax.Array, reverse: bool) -> jax.Array:
     """Computes the states [L, B, D]. The gradient of the recurrent weights is one matmul, not a sum over steps.
 
-    Args:
-      gates: contribution of the inputs to the gates, [L, B, G, D].
-      recurrent: weights from the previous state to the gates, [D, G, D].
-      continues: bool [L, B, 1], False where the state is reset.
-      reverse: whether to process positions from last to first.
+    `gates` [L, B, G, D] is the contribution of the inputs to the gates, and `recurrent` [D, G, D] the weights from the
+    previous state. `continues`, bool [L, B, 1], is False where the state is reset.
     """
 
     @jax.custom_gradient

@@ -260,9 +260,7 @@ def model_description(model: nn.Module) -> dict[str, Any]:
 
     Returns:
       `kind`: name of the module's class in `MODELS`, or the class name if it is not in `MODELS`.
-      `num_outputs`: width of the output layer, or None.
-      `feature_head`: fields of the `FeatureHead`, or None.
-      Other fields of the module except its config, such as `head_dropout`.
+      `num_outputs`, `feature_head` (None if the module has no such field) and other fields except the config.
     """
     options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
     options = {name: value for name, value in options.items() if name not in ("config", "parent", "name")}

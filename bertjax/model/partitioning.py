@@ -62,10 +62,7 @@ def with_logical_constraint(x: jax.Array, axes: Sequence[str | None]) -> jax.Arr
 def divisible_spec(spec: PartitionSpec | None, shape: Sequence[int], axis_sizes: Mapping[str, int]) -> PartitionSpec:
     """Removes mesh axes from a spec if their size does not divide the array axis, so that any model runs on any mesh.
 
-    Args:
-      spec: mesh axes of each array axis; trailing axes may be missing. None replicates the array.
-      shape: shape of the array.
-      axis_sizes: sizes of the mesh axes by name.
+    Trailing axes of `spec` may be missing; None replicates the array. `axis_sizes` are sizes of mesh axes by name.
     """
     axes = list(spec or ())
     axes += [None] * (len(shape) - len(axes))
@@ -103,12 +100,7 @@ def shard_over_mesh(
 
 
 def platform_kernel(platform: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that runs `function` with `interpret=False` on `platform` and `interpret=True` elsewhere.
-
-    Args:
-      platform: `tpu` or `cuda`.
-      function: function of arrays and `interpret`.
-    """
+    """Makes a function run with `interpret=False` on a platform (`tpu` or `cuda`), else with `interpret=True`."""
 
     def run(*arrays: jax.Array) -> Any:
         return jax.lax.platform_dependent(

@@ -30,19 +30,12 @@ _FLOAT32_ONLY = ("TPU v2", "TPU v3")
 
 
 class _Options(NamedTuple):
-    """Static options of the kernel.
+    """Static options of the kernel; `direction` and `window` are fields of `AttentionMask`."""
 
-    Attributes:
-      size: head size, K.
-      direction, window: fields of `AttentionMask`.
-      rate: dropout rate (0: no dropout).
-      float32_products: whether matmuls are in float32.
-    """
-
-    size: int
+    size: int  # head size, K
     direction: str
     window: int
-    rate: float
+    rate: float  # dropout rate (0: no dropout)
     float32_products: bool
 
 

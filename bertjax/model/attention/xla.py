@@ -38,12 +38,8 @@ def attention_mask(direction: str, query_ids: jax.Array, key_ids: jax.Array, win
     """Returns a bool mask [..., L, L] of the keys that each query attends to.
 
     Padding queries attend to all tokens of the row. For rows of one sequence, the output therefore equals that of
-    google-research/bert, even at padding positions.
-
-    Args:
-      direction: direction of an `AttentionMask`.
-      query_ids, key_ids: sequence ids of the `AttentionMask`, as [..., L, 1] and [..., 1, L].
-      window: `AttentionMask.window`.
+    google-research/bert, even at padding positions. Arguments are as in `AttentionMask`, with sequence ids [..., L, 1]
+    of queries and [..., 1, L] of keys.
     """
     mask = (key_ids != 0) & ((query_ids == key_ids) | (query_ids == 0))
     if direction == "both" and not window:
@@ -132,10 +128,8 @@ def cudnn_attention(
 ) -> jax.Array:
     """Computes the same attention as `xla_attention`. Implements `Attention`.
 
-    The mask is passed as row lengths, because JAX would convert a bool mask to a bias and compute its gradient.
-
-    Args:
-      implementation: implementation of `jax.nn.dot_product_attention`; `xla` computes the same values on any platform.
+    The mask is passed as row lengths, because JAX would convert a bool mask to a bias and compute its gradient. With
+    `implementation="xla"`, `jax.nn.dot_product_attention` computes the same values on any platform.
     """
 
     def attend(query: jax.Array, key: jax.Array, value: jax.Array, sequence_ids: jax.Array) -> jax.Array:
