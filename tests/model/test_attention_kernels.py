@@ -1,6 +1,7 @@
 """Attention kernels compared with `xla_attention`: values, gradients and dropout masks, on one device and meshes."""
 
 import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -46,8 +47,15 @@ def results(attention, direction, rate, query, key, value, gradient, ids, seed=7
     return context, *back(gradient)
 
 
-# The same computation as `cudnn_attention`, compiled by XLA on any platform.
-xla_by_length = functools.partial(cudnn_attention, implementation="xla")
+def xla_by_length(*arguments) -> jax.Array:
+    """Computes the same as `cudnn_attention`, compiled by XLA on any platform."""
+    original = jax.nn.dot_product_attention
+
+    def in_xla(*states, **options) -> jax.Array:
+        return original(*states, **options | {"implementation": "xla"})
+
+    with mock.patch.object(jax.nn, "dot_product_attention", in_xla):
+        return cudnn_attention(*arguments)
 
 
 def masked_inputs(attention, *shape: int) -> tuple[jax.Array, ...]:

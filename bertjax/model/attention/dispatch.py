@@ -10,7 +10,7 @@ import jax
 
 from bertjax.errors import UsageError, first_line
 from bertjax.model.attention.xla import AttentionMask
-from bertjax.model.config import AUTO, DIRECTIONS, ModelConfig
+from bertjax.model.config import AUTO, ModelConfig
 from bertjax.model.dropout import Dropout
 from bertjax.model.partitioning import current_device, platform
 
@@ -41,42 +41,36 @@ class Implementation:
     Attributes:
       path: `package.module.function` of an `Attention`. It is imported on first use, because importing Pallas takes
         0.25 s.
-      directions: supported mask directions.
-      lacks: unsupported options: names of config fields, and `packing`.
+      lacks: unsupported options: names of config fields (and `packing`), or name=value.
       max_length: maximum row length in tokens (default: 0, no limit).
-      dtype: the only supported compute dtype (default: "", all).
       platform: platform on which `auto` selects the function (default: "", all).
       chips: substrings of JAX's `device_kind` for which `auto` selects the function (default: (), all chips).
       runs_anywhere: whether the function also runs, slowly, on other platforms.
     """
 
     path: str
-    directions: tuple[str, ...] = DIRECTIONS
     lacks: tuple[str, ...] = ()
     max_length: int = 0
-    dtype: str = ""
     platform: str = ""
     chips: tuple[str, ...] = ()
     runs_anywhere: bool = True
 
 
-_PACKAGE, _DROPOUT = "bertjax.model.attention", "attention_probs_dropout_prob"
+_PACKAGE, _DROPOUT, _FLOAT32 = "bertjax.model.attention", "attention_probs_dropout_prob", "dtype=float32"
 # `auto` tries the implementations in this order. It never selects `cudnn`, which older GPUs do not support.
 _IMPLEMENTATIONS = {
     # `max_length` is set, because on some chips, the attention scores of longer rows do not fit into VMEM.
     "fused": Implementation(f"{_PACKAGE}.fused.fused_attention", max_length=512, platform="tpu"),
     "splash": Implementation(f"{_PACKAGE}.splash.splash_attention", lacks=(_DROPOUT,), platform="tpu"),
-    # `dtype` is set, because float32 products do not run on tensor cores. `chips` is set, because Pallas rejects
-    # unknown GPUs, and Triton rejects GPUs before Ampere.
+    # Products of float32 do not run on tensor cores. `chips` is set, because Pallas rejects unknown GPUs, and Triton
+    # rejects GPUs before Ampere.
     "flash": Implementation(
-        f"{_PACKAGE}.flash.flash_attention", dtype="bfloat16", platform="gpu", chips=("A100", "H100", "H200")
+        f"{_PACKAGE}.flash.flash_attention", lacks=(_FLOAT32,), platform="gpu", chips=("A100", "H100", "H200")
     ),
     "xla": Implementation(f"{_PACKAGE}.xla.xla_attention"),
     "cudnn": Implementation(
         f"{_PACKAGE}.xla.cudnn_attention",
-        directions=("both", "left"),
-        lacks=(_DROPOUT, "packing", "local_attention"),
-        dtype="bfloat16",
+        lacks=(_DROPOUT, _FLOAT32, "packing", "local_attention", "attention_direction=right"),
         platform="gpu",
         runs_anywhere=False,
     ),
@@ -157,13 +151,9 @@ def _unsupported_options(
     implementation: Implementation, config: ModelConfig, length: int, is_packed: bool
 ) -> list[str]:
     """Describes the properties of the model and the rows that an implementation does not support."""
-    values = vars(config) | {"packing": is_packed}
-    options = [f"{name}={values[name]}" for name in implementation.lacks if values[name]]
-    if config.attention_direction not in implementation.directions:
-        options.append(f"attention_direction={config.attention_direction}")
+    used = {name: value for name, value in (vars(config) | {"packing": is_packed}).items() if value}
+    lacks = {*implementation.lacks}
+    options = [f"{name}={value}" for name, value in used.items() if {name, f"{name}={value}"} & lacks]
     if 0 < implementation.max_length < length:
         options.append(f"rows of {length} tokens (maximum: {implementation.max_length})")
-    # Accept `auto`, because only GPU kernels restrict the dtype, and `auto` is bfloat16 on GPU.
-    if implementation.dtype and config.dtype not in (AUTO, implementation.dtype):
-        options.append(f"dtype={config.dtype} (only {implementation.dtype})")
     return options

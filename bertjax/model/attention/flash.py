@@ -66,7 +66,7 @@ def flash_attention(
     attend = jax.custom_gradient(functools.partial(_attention, _Options(length, size**-0.5, rate, block_sizes)))
     states, per_row = ("batch", None, "heads", None), ("batch", None)
     axes = (states, states, states, ("batch", "heads", None), per_row, per_row)
-    on_mesh = shard_over_mesh(attend, {"batch": rows, "heads": heads}, axes, states)
+    on_mesh = shard_over_mesh(attend, rows, heads, axes, states)
     return on_mesh(*padded, jnp.stack(seeds, axis=-1), keys, bounds)[:, :length, :, :size]
 
 
@@ -138,7 +138,7 @@ def _call_kernel(kernel: Any, block: int, inputs: tuple, outputs: tuple) -> list
         return pl.BlockSpec(shape, indices)
 
     rows, length, heads, _ = outputs[0].shape
-    call = functools.partial(
+    make_kernel = functools.partial(
         pl.pallas_call,
         kernel,
         grid=(length // block, heads, rows),
@@ -147,7 +147,7 @@ def _call_kernel(kernel: Any, block: int, inputs: tuple, outputs: tuple) -> list
         out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array in outputs],
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=2),
     )
-    return platform_kernel("cuda", lambda *arrays, interpret: call(interpret=interpret)(*arrays))(*inputs)
+    return platform_kernel("cuda", make_kernel)(*inputs)
 
 
 def _forward(options: _Options, start, stop, first, last, seeds, query, key, value, context, log_sum) -> None:

@@ -55,7 +55,7 @@ def fused_attention(
 
     states = ("batch", None, "heads")
     axes = (("batch", None), ("batch", "heads", None), states, states, states)
-    on_mesh = shard_over_mesh(attend, {"batch": rows, "heads": heads}, axes, states)
+    on_mesh = shard_over_mesh(attend, rows, heads, axes, states)
     flat = [array.reshape(rows, length, heads * size) for array in (query, key, value)]
     return on_mesh(mask.sequence_ids, jnp.stack(seeds, axis=-1), *flat).reshape(query.shape)
 
@@ -78,7 +78,7 @@ def _call_kernel(
     # Number of matmuls with L * L * K multiplications per head: two in the forward pass, five in the backward pass.
     num_products = 2 if num_outputs == 1 else 5
     num_scores = rows * heads * length * length
-    call = functools.partial(
+    make_kernel = functools.partial(
         pl.pallas_call,
         functools.partial(kernel, options),
         grid=(rows // program_rows, heads // program_heads),
@@ -99,7 +99,7 @@ def _call_kernel(
         ),
         name=f"attention_{kernel.__name__.strip('_')}",
     )
-    run = platform_kernel("tpu", lambda *arrays, interpret: call(interpret=interpret)(*arrays))
+    run = platform_kernel("tpu", make_kernel)
     return run(seeds.reshape(rows, 1, -1), sequence_ids[:, :, None], sequence_ids[:, None, :], *states)
 
 

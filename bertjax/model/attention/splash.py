@@ -1,5 +1,6 @@
 """Splash attention, JAX's TPU kernel that processes long rows in blocks. It does not support dropout."""
 
+import functools
 from typing import Any
 
 import jax
@@ -45,8 +46,8 @@ def splash_attention(
         )
         return jax.vmap(lambda q, k, v, ids: kernel(q, k, v, splash.SegmentIds(ids, ids)))(query, *inputs)
 
-    states, run = ("batch", "heads", None, None), platform_kernel("tpu", attend)
-    on_mesh = shard_over_mesh(run, {"batch": rows, "heads": heads}, (states, states, states, ("batch", None)), states)
+    states, run = ("batch", "heads", None, None), platform_kernel("tpu", functools.partial(functools.partial, attend))
+    on_mesh = shard_over_mesh(run, rows, heads, (states, states, states, ("batch", None)), states)
     # Scale the queries, because the kernel does not scale the logits.
     padded = [jnp.pad(array, (*padding, (0, 0), (0, 0))) for array in (query * size**-0.5, key, value)]
     by_head = [array.transpose(0, 2, 1, 3) for array in padded]

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -119,17 +118,11 @@ def _attend_in_blocks(query: jax.Array, key: jax.Array, value: jax.Array, mask: 
 
 
 def cudnn_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: AttentionMask,
-    drop: Dropout,
-    implementation: Literal["xla", "cudnn"] = "cudnn",
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: Dropout
 ) -> jax.Array:
     """Computes the same attention as `xla_attention`. Implements `Attention`.
 
-    The mask is passed as row lengths, because JAX would convert a bool mask to a bias and compute its gradient. With
-    `implementation="xla"`, `jax.nn.dot_product_attention` computes the same values on any platform.
+    The mask is passed as row lengths, because JAX would convert a bool mask to a bias and compute its gradient.
     """
 
     def attend(query: jax.Array, key: jax.Array, value: jax.Array, sequence_ids: jax.Array) -> jax.Array:
@@ -141,12 +134,10 @@ def cudnn_attention(
             is_causal=mask.direction == "left",
             query_seq_lengths=lengths,
             key_value_seq_lengths=lengths,
-            implementation=implementation,
+            implementation="cudnn",
         )
 
     rows, _, heads, _ = query.shape
     states = ("batch", None, "heads", None)
-    on_mesh = shard_over_mesh(
-        attend, {"batch": rows, "heads": heads}, (states, states, states, ("batch", None)), states
-    )
+    on_mesh = shard_over_mesh(attend, rows, heads, (states, states, states, ("batch", None)), states)
     return on_mesh(query, key, value, mask.sequence_ids)
