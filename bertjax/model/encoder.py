@@ -205,13 +205,10 @@ class SelfAttention(nn.Module):
             mask = AttentionMask(config.attention_direction, shared.sequence_ids, window)
             return self.attention(query, key, value, mask, Dropout(config.attention_probs_dropout_prob, dropout_key))
 
-        def attend_by_layer(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-            if layer.is_local is None:
-                return attend(query, key, value)
-            # Use `cond`, because kernels need a static window.
+        attend_by_layer = attend
+        if layer.is_local is not None:  # Use `cond`, because kernels need a static window.
             attend_locally = partial(attend, window=config.local_attention)
-            return jax.lax.cond(layer.is_local, attend_locally, attend, query, key, value)
-
+            attend_by_layer = partial(jax.lax.cond, layer.is_local, attend_locally, attend)
         if config.remat == "attention":
             attend_by_layer = save_inputs_only(attend_by_layer, config)
         context = checkpoint_name(attend_by_layer(query, key, value), CONTEXT)

@@ -89,33 +89,29 @@ class Lstm(nn.Module):
         changes = sequence_ids[:, 1:] != sequence_ids[:, :-1]
         edge = jnp.ones_like(changes[:, :1])
         starts = jnp.concatenate([edge, changes] if self.direction == LEFT else [changes, edge], axis=1)
-        states = _recurrence(
-            gates.swapaxes(0, 1), recurrent.astype(gates.dtype), ~starts.T[..., None], self.direction == RIGHT
-        )
-        return states.swapaxes(0, 1)
+        run = jax.custom_gradient(partial(_recurrence, self.direction == RIGHT))
+        return run(gates.swapaxes(0, 1), recurrent.astype(gates.dtype), ~starts.T[..., None]).swapaxes(0, 1)
 
 
-def _recurrence(gates: jax.Array, recurrent: jax.Array, continues: jax.Array, reverse: bool) -> jax.Array:
-    """Computes the states [L, B, D]. The gradient of the recurrent weights is one matmul, not a sum over steps.
+def _recurrence(
+    reverse: bool, gates: jax.Array, recurrent: jax.Array, continues: jax.Array
+) -> tuple[jax.Array, Callable]:
+    """Returns the states [L, B, D] and their gradient function, for `jax.custom_gradient`.
 
-    `gates` [L, B, G, D] is the contribution of the inputs to the gates, and `recurrent` [D, G, D] the weights from the
-    previous state. `continues`, bool [L, B, 1], is False where the state is reset.
+    The gradient of the recurrent weights is one matmul, not a sum over steps. `gates` [L, B, G, D] is the contribution
+    of the inputs to the gates, and `recurrent` [D, G, D] the weights from the previous state. `continues`, bool
+    [L, B, 1], is False where the state is reset.
     """
+    states, scan_vjp = jax.vjp(partial(_scan, recurrent, continues, reverse), gates)
 
-    @jax.custom_gradient
-    def run(gates: jax.Array, recurrent: jax.Array, continues: jax.Array) -> tuple[jax.Array, Callable]:
-        states, scan_vjp = jax.vjp(partial(_scan, recurrent, continues, reverse), gates)
+    def gradients(gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+        (gates_gradient,) = scan_vjp(gradient)
+        zero = jnp.zeros_like(states[:1])
+        previous = jnp.concatenate([states[1:], zero] if reverse else [zero, states[:-1]])
+        recurrent_gradient = jnp.einsum("LBD,LBGE->DGE", jnp.where(continues, previous, 0), gates_gradient)
+        return gates_gradient, recurrent_gradient.astype(recurrent.dtype), None
 
-        def gradients(gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-            (gates_gradient,) = scan_vjp(gradient)
-            zero = jnp.zeros_like(states[:1])
-            previous = jnp.concatenate([states[1:], zero] if reverse else [zero, states[:-1]])
-            recurrent_gradient = jnp.einsum("LBD,LBGE->DGE", jnp.where(continues, previous, 0), gates_gradient)
-            return gates_gradient, recurrent_gradient.astype(recurrent.dtype), None
-
-        return states, gradients
-
-    return run(gates, recurrent, continues)
+    return states, gradients
 
 
 def _scan(recurrent: jax.Array, continues: jax.Array, reverse: bool, gates: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """Left-to-right, right-to-left and LSTM language models: visible context, loss and gradients."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -132,9 +133,8 @@ def test_recurrence_gradient_equals_autodiff_of_the_scan(reverse):
     def gradients(function):
         return jax.grad(lambda gates, recurrent: jnp.sum(weights * function(gates, recurrent)), (0, 1))
 
-    actual = gradients(lambda gates, recurrent: lstm._recurrence(gates, recurrent, continues, reverse))(
-        gates, recurrent
-    )
+    run = jax.custom_gradient(partial(lstm._recurrence, reverse))
+    actual = gradients(lambda gates, recurrent: run(gates, recurrent, continues))(gates, recurrent)
     expected = gradients(lambda gates, recurrent: lstm._scan(recurrent, continues, reverse, gates))(gates, recurrent)
     for gradient, expected_gradient in zip(actual, expected, strict=True):
         np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-6)
@@ -144,9 +144,8 @@ def test_lstm_states_match_the_lstm_equations_in_numpy():
     """Compares each step with the equations of Hochreiter and Schmidhuber (1997), with a forget gate."""
     rng = np.random.default_rng(0)
     gates, weights = rng.standard_normal((5, 4, 3)), rng.standard_normal((3, 4, 3))
-    states = lstm._recurrence(
-        jnp.asarray(gates[:, None], jnp.float32), jnp.asarray(weights, jnp.float32), jnp.ones((5, 1, 1), bool), False
-    )
+    arrays = jnp.asarray(gates[:, None], jnp.float32), jnp.asarray(weights, jnp.float32), jnp.ones((5, 1, 1), bool)
+    states, _ = lstm._recurrence(False, *arrays)
     state, cell = np.zeros(3), np.zeros(3)
 
     def sigmoid(x):
