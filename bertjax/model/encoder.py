@@ -70,13 +70,10 @@ class Encoder(nn.Module):
     Parameters of all layers are stacked on a leading axis N, even if `nn.scan` is unrolled (`scan_layers=false`). With
     `optimizer.freeze_layers`, the train step passes the lowest layers as a second stack, `frozen_layers`, which
     `run_layers` applies first. The backward pass then stops at the lowest trainable layer.
-
-    Attributes:
-      tied_embeddings: embeddings whose tables ELECTRA's generator uses (default: None, own tables).
     """
 
     config: ModelConfig
-    tied_embeddings: Embeddings | None = None
+    tied_embeddings: Embeddings | None = None  # those of `Embeddings.tied_embeddings`
 
     def setup(self) -> None:
         # Create the embeddings in `setup`, so that models can read `token_tables` outside of `__call__`.

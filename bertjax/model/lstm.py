@@ -69,15 +69,11 @@ class Lstm(nn.Module):
     """LSTM layer in one direction, from [B, L, I] to [B, L, D].
 
     The state is reset at the start of each sequence in a row and at the start of the padding.
-
-    Attributes:
-      size: number of units, D.
-      direction: context of each position: `left` (this and earlier positions) or `right` (this and later positions).
     """
 
     config: ModelConfig
-    size: int
-    direction: str
+    size: int  # number of units, D
+    direction: str  # context of each position: `left` (it and earlier positions) or `right` (it and later positions)
 
     @nn.compact
     def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> jax.Array:

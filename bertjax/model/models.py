@@ -182,16 +182,11 @@ class SequenceModel(nn.Module):
 
 
 class TokenModel(nn.Module):
-    """Encoder, optional feature head, and a dense layer on each token's state (paper, Figure 4 c and d).
-
-    Attributes:
-      head_dropout: whether to apply dropout before the dense layer. Tagging applies it. Span prediction does not, as in
-        google-research/bert `run_squad.py`.
-    """
+    """Encoder, optional feature head, and a dense layer on each token's state (paper, Figure 4 c and d)."""
 
     config: ModelConfig
     num_outputs: int
-    head_dropout: bool
+    head_dropout: bool  # dropout before the dense layer; for spans none, as in google-research/bert `run_squad.py`
     feature_head: FeatureHead = FeatureHead()
 
     @nn.compact
@@ -207,20 +202,13 @@ class TokenModel(nn.Module):
 
 
 class EmbeddingModel(nn.Module):
-    """Encoder, pooling, optional dense layer and normalization: a vector for each text.
-
-    Attributes:
-      pooling: `mean` (of all tokens), `cls` (first token) or `last` (last token).
-      dense: width of the dense layer (default: 0, no dense layer).
-      dense_activation: function after the dense layer, `identity` or `tanh`.
-      normalize: whether to scale vectors to length 1.
-    """
+    """Encoder, pooling, optional dense layer and normalization: a vector for each text."""
 
     config: ModelConfig
-    pooling: str = "mean"
-    dense: int = 0
-    dense_activation: str = "identity"
-    normalize: bool = True
+    pooling: str = "mean"  # or `cls` (first token) or `last` (last token)
+    dense: int = 0  # width of the dense layer (0: no dense layer)
+    dense_activation: str = "identity"  # function after the dense layer, or `tanh`
+    normalize: bool = True  # whether to scale vectors to length 1
 
     @property
     def width(self) -> int:

@@ -36,24 +36,14 @@ class AttentionFn(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
-    """Attention function and the cases that it supports.
+    """Attention function and the cases that it supports."""
 
-    Attributes:
-      path: `package.module.function` of an `Attention`. It is imported on first use, because importing Pallas takes
-        0.25 s.
-      lacks: unsupported options: names of config fields (and `packing`), or name=value.
-      max_length: maximum row length in tokens (default: 0, no limit).
-      platform: platform on which `auto` selects the function (default: "", all).
-      chips: substrings of JAX's `device_kind` for which `auto` selects the function (default: (), all chips).
-      runs_anywhere: whether the function also runs, slowly, on other platforms.
-    """
-
-    path: str
-    lacks: tuple[str, ...] = ()
-    max_length: int = 0
-    platform: str = ""
-    chips: tuple[str, ...] = ()
-    runs_anywhere: bool = True
+    path: str  # `package.module.function`, imported on first use, because importing Pallas takes 0.25 s
+    lacks: tuple[str, ...] = ()  # unsupported options: names of config fields (and `packing`), or name=value
+    max_length: int = 0  # maximum row length in tokens (0: no limit)
+    platform: str = ""  # platform on which `auto` selects the function ("": all)
+    chips: tuple[str, ...] = ()  # substrings of JAX's `device_kind` for which `auto` selects the function ((): all)
+    runs_anywhere: bool = True  # whether the function also runs, slowly, on other platforms
 
 
 _PACKAGE, _DROPOUT, _FLOAT32 = "bertjax.model.attention", "attention_probs_dropout_prob", "dtype=float32"
