@@ -141,12 +141,6 @@ class Architecture(Section):
         super().__post_init__()
         if self.embedding_size and self.embedding_size == self.hidden_size:
             object.__setattr__(self, "embedding_size", 0)  # Make the configs of equal networks equal.
-        for conflict, reason in self._conflicts():
-            if conflict:
-                raise UsageError(f"config.model: {reason}")
-
-    def _conflicts(self) -> list[tuple[Any, str]]:
-        """Returns (condition, error message) for each unsupported combination of fields. Fields may be unset (None)."""
         width, heads, kv_heads = self.hidden_size, self.num_attention_heads, self.num_key_value_heads
         is_lstm, is_rotary = self.encoder == LSTM, self.position_embedding_type in (ROTARY, ROTARY_PAIRS)
         is_linear = self.lm_head == "linear" and self.tie_word_embeddings
@@ -158,7 +152,8 @@ class Architecture(Section):
             for name in names
             if getattr(self, switch) == value and getattr(self, name) not in (None, getattr(Architecture, name))
         ]
-        return [
+        # Pairs of (condition, error message). Fields may be unset (None).
+        conflicts: list[tuple[Any, str]] = [
             *unused,
             (
                 width and heads and width % heads,
@@ -173,6 +168,9 @@ class Architecture(Section):
             (self.local_attention and is_one_sided, "local_attention needs attention_direction=both"),
             (is_linear and self.embedding_size, "lm_head=linear with tied embeddings needs embedding_size=0"),
         ]
+        for conflict, reason in conflicts:
+            if conflict:
+                raise UsageError(f"config.model: {reason}")
 
     @property
     def context_sides(self) -> tuple[str, ...]:
