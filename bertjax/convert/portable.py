@@ -39,9 +39,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.feature_head import FeatureHead
 from bertjax.model.models import (
     MODELS,
-    EmbeddingModel,
     EncoderModel,
-    LanguageModel,
     PretrainingModel,
     model_description,
 )
@@ -71,7 +69,7 @@ WORKDIR_FILES = (
     *VOCABULARY_FILES.values(),
 )
 # Kinds of models that can be converted to other formats.
-_KINDS = {*MODELS} - {LanguageModel.KIND}
+_KINDS = {*MODELS} - {"language_model"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,7 +267,7 @@ def _workdir_embedder(
 
 def without_embedding_layers(description: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Removes the parameters that only embedders have: the dense layer (see `_workdir_embedder`) and the classifier."""
-    dropped = {"dense"} | ({CLASSIFIER} if description["kind"] == EmbeddingModel.KIND else set())
+    dropped = {"dense"} | ({CLASSIFIER} if description["kind"] == "embedding" else set())
     return {name: array for name, array in params.items() if name.partition("/")[0] not in dropped}
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bertjax.estimate.compiled import compile_step
-from bertjax.estimate.topology import Chip, chip_of, chips_in, tpu_devices
+from bertjax.estimate.topology import chip_of, chips_in, tpu_devices
 from bertjax.model.config import ModelConfig
 from bertjax.model.layers import LAYERS
 from bertjax.tasks.task import Task
@@ -26,21 +26,10 @@ logger = logging.getLogger(__name__)
 _GIB = 2**30
 
 
-@dataclasses.dataclass(frozen=True)
-class Communication:
-    """Collective operations of one kind in a train step, over a mesh axis. Each device sends `sent_bytes` per step."""
-
-    name: str
-    collective: str
-    axis: str
-    sent_bytes: float
-    crosses_slices: bool = False
-
-
 def step_communication(
     params: Any, mesh: Mesh, model: ModelConfig, positions: int, slices: int = 1, micro_batches: int = 1
-) -> list[Communication]:
-    """Returns the collective operations of one train step, with the bytes that each device sends.
+) -> list[dict[str, Any]]:
+    """Returns the collective operations of one train step over each mesh axis, with the bytes that each device sends.
 
     Gradients are all-reduced over `data` in the model's dtype. The gradient of the token embeddings is float32.
     With several slices, all gradients are float32 and are first summed within each slice. Parameters sharded over
@@ -70,14 +59,15 @@ def step_communication(
     outputs = num_reduced * activations
     ring = {axis: (size - 1) / size for axis, size in (("data", data // slices), ("fsdp", fsdp), ("tensor", tensor))}
     across = (slices - 1) / slices
+    fields = ("name", "collective", "axis", "sent_bytes", "crosses_slices")
     exchanges = [
-        Communication("gradients", "all-reduce", "data", 2 * ring["data"] * gradients),
-        Communication("gradients", "all-reduce", "data", 2 * across * gradients / (data // slices), True),
-        Communication("parameters", "all-gather", "fsdp", 2 * ring["fsdp"] * gathered * micro_batches),
-        Communication("gradients", "reduce-scatter", "fsdp", ring["fsdp"] * gathered * micro_batches),
-        Communication("activations", "all-reduce", "tensor", 2 * ring["tensor"] * outputs),
+        ("gradients", "all-reduce", "data", 2 * ring["data"] * gradients, False),
+        ("gradients", "all-reduce", "data", 2 * across * gradients / (data // slices), True),
+        ("parameters", "all-gather", "fsdp", 2 * ring["fsdp"] * gathered * micro_batches, False),
+        ("gradients", "reduce-scatter", "fsdp", ring["fsdp"] * gathered * micro_batches, False),
+        ("activations", "all-reduce", "tensor", 2 * ring["tensor"] * outputs, False),
     ]
-    return [exchange for exchange in exchanges if exchange.sent_bytes]
+    return [dict(zip(fields, exchange, strict=True)) for exchange in exchanges if exchange[3]]
 
 
 def plan_run(task: Task, topology: str, slices: int, mfu: float, price_per_chip_hour: float | None) -> dict[str, Any]:
@@ -102,11 +92,15 @@ def plan_run(task: Task, topology: str, slices: int, mfu: float, price_per_chip_
         memory = {name: chip.cores * size for name, size in step["memory"].items()}
         cost = cost_of_step(task, start)
         exchanges = step_communication(params, mesh, model, cost.positions, slices, task.config.grad_accum_steps)
-        exchanges = [dataclasses.replace(each, sent_bytes=chip.cores * each.sent_bytes) for each in exchanges]
+        exchanges = [each | {"sent_bytes": chip.cores * each["sent_bytes"]} for each in exchanges]
+        within = sum(each["sent_bytes"] for each in exchanges if not each["crosses_slices"])
+        between = sum(each["sent_bytes"] for each in exchanges if each["crosses_slices"])
         bounds = {
             "model_flops": cost.flops / (chips * chip.flops_per_second * mfu),
-            **_communication_seconds(exchanges, chip),
+            "ici": within / chip.ici_bytes_per_second,
         }
+        if chip.dcn_bytes_per_second:
+            bounds["dcn"] = between / chip.dcn_bytes_per_second
         phases.append(
             {
                 "steps": count if task.has_schedule else None,
@@ -116,7 +110,7 @@ def plan_run(task: Task, topology: str, slices: int, mfu: float, price_per_chip_
                 "memory": memory,
                 "peak_memory_bytes": sum(memory.values()),
                 "model_flops": cost.flops,
-                "communication": [dataclasses.asdict(each) for each in exchanges],
+                "communication": exchanges,
                 "bounds": bounds,
                 "seconds_per_step": max(bounds.values()),
             }
@@ -145,14 +139,6 @@ def plan_run(task: Task, topology: str, slices: int, mfu: float, price_per_chip_
         "cost": hours * price_per_chip_hour if has_times and price_per_chip_hour is not None else None,
         "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "libtpu")},
     }
-
-
-def _communication_seconds(exchanges: list[Communication], chip: Chip) -> dict[str, float]:
-    """Returns the communication time per step in seconds: `ici` within slices and, if known, `dcn` between slices."""
-    within = sum(each.sent_bytes for each in exchanges if not each.crosses_slices)
-    between = sum(each.sent_bytes for each in exchanges if each.crosses_slices)
-    seconds = {"ici": within / chip.ici_bytes_per_second}
-    return seconds | ({"dcn": between / chip.dcn_bytes_per_second} if chip.dcn_bytes_per_second else {})
 
 
 def describe_plan(plan: dict[str, Any]) -> str:

@@ -18,28 +18,16 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Specifications of a TPU chip.
+    """Specifications of a TPU chip. Chips of v2 and v3 have two JAX devices."""
 
-    Attributes:
-      name: generation, such as `v5e` in `--topology v5e:16x16`.
-      flops_per_second: peak dense bfloat16 FLOP/s.
-      hbm_bytes: memory that the compiler (libtpu 0.0.42) makes available to a program.
-      ici_bytes_per_second: total bandwidth of all links to neighboring chips of a slice.
-      dcn_bytes_per_second: bandwidth between slices, as one chip's share of its host's network bandwidth. None if the
-        bandwidth is not published.
-      cores: number of JAX devices per chip. All other fields are per chip.
-      axes: number of dimensions of a slice's torus network.
-      source: source of the specifications.
-    """
-
-    name: str
-    flops_per_second: float
-    hbm_bytes: float
-    ici_bytes_per_second: float
-    dcn_bytes_per_second: float | None
-    cores: int
-    axes: int
-    source: str
+    name: str  # generation, such as `v5e` in `--topology v5e:16x16`
+    flops_per_second: float  # peak dense bfloat16 FLOP/s
+    hbm_bytes: float  # memory that the compiler (libtpu 0.0.42) makes available to a program
+    ici_bytes_per_second: float  # total bandwidth of all links to neighboring chips of a slice
+    dcn_bytes_per_second: float | None  # the chip's share of its host's bandwidth between slices (None: not published)
+    cores: int  # number of JAX devices per chip
+    axes: int  # number of dimensions of a slice's torus network
+    source: str  # source of the specifications
 
 
 _PEAKS = dict(PEAK_FLOPS)

@@ -30,7 +30,7 @@ from bertjax.data.corpus.tokenizer import prepend_lower_case
 from bertjax.data.corpus.vocabulary import TOKENIZER_JSON, VOCABULARY_FILES
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.model.config import LEFT
-from bertjax.model.encoder import ENCODER, make_encoder
+from bertjax.model.encoder import ENCODER, Encoder
 from bertjax.model.heads import LmHead, mean_states, sequence_states
 from bertjax.tasks.embedding.sentence_embedder import SENTENCE, TOKENS, Pooling
 from bertjax.tasks.finetuning.output_layer import CHOICES, SPANS
@@ -150,7 +150,7 @@ def _make_forward(checkpoint: PortableCheckpoint, names: tuple[str, ...]) -> Cal
             model = OUTPUT_KINDS[kind].build_model(config, checkpoint.num_outputs)
             logits: Any = model.apply({"params": params}, batch)
             return dict(zip(names, jnp.unstack(logits, axis=-1), strict=True)) if kind == SPANS else {_LOGITS: logits}
-        hidden, _ = make_encoder(config).apply({"params": params[ENCODER]}, input_ids, segment_ids, attention_mask)
+        hidden, _ = Encoder(config).apply({"params": params[ENCODER]}, input_ids, segment_ids, attention_mask)
         if embedder is None and names == (_LOGITS,):
             table = params[ENCODER]["embeddings"]["token"]
             scores: Any = LmHead(config).apply({"params": params.get(MASKED_LM, {})}, hidden, table)

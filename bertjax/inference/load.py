@@ -32,7 +32,7 @@ from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import UsageError, quoted
 from bertjax.model.config import ModelConfig
-from bertjax.model.encoder import ENCODER, make_encoder
+from bertjax.model.encoder import ENCODER, Encoder
 from bertjax.model.heads import LmHead
 from bertjax.model.models import EncoderModel, build_model
 from bertjax.model.partitioning import resolve_auto
@@ -159,7 +159,7 @@ class LoadedModel:
     def _encoder(self) -> Callable[..., jax.Array]:
         """Returns a function from parameters and the encoder's inputs to the hidden states of the last layer."""
         # Scan the layers, so that a single layer is compiled. Compilation takes most of the time to the first result.
-        encoder = make_encoder(dataclasses.replace(self.config, scan_layers="true"))
+        encoder = Encoder(dataclasses.replace(self.config, scan_layers="true"))
         return lambda params, *inputs: encoder.apply({"params": params[ENCODER]}, *inputs)[0]
 
     def _jit(self, function: Callable[[Any, dict[str, jax.Array]], Any]) -> Callable[[Batch], Any]:

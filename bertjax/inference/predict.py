@@ -21,7 +21,6 @@ from bertjax.errors import UsageError, quoted
 from bertjax.inference.inputs import PAIR_SEPARATOR, Texts, TruncationCount, tokenize
 from bertjax.inference.load import LoadedModel
 from bertjax.metrics.entities import follows_scheme
-from bertjax.model.models import SequenceModel, TokenModel
 from bertjax.tasks import records
 from bertjax.tasks.build import build_task
 from bertjax.tasks.embedding.evaluation import ScoredPairs
@@ -161,7 +160,7 @@ PREDICTORS: dict[str, Callable[[TextPredictor, Sequence[Any]], list[Record]]] = 
 def check_model(model: LoadedModel, context: str) -> OutputLayer:
     """Returns a model's output layer. Raises a UsageError if it has none, or if `context` is missing or not used."""
     layer, module = model.output_layer, model.model_description["kind"]
-    if layer is None or module not in (SequenceModel.KIND, TokenModel.KIND):
+    if layer is None or module not in ("sequence", "tokens"):
         raise UsageError(
             f"{model.path} has no output layer for texts (its model is {module!r}); fine-tune it with `bertjax train "
             "--init_from`, predict masked words with fill_mask, or predict a task's data with --output"

@@ -17,12 +17,10 @@ LAYER_NORM, RMS_NORM = NORMS = ("layer_norm", "rms_norm")
 # Position types: learned embeddings (`absolute`), or rotations of queries and keys. In a head of size K, `rotary` pairs
 # elements i and i + K / 2, and `rotary_pairs` pairs elements 2 i and 2 i + 1.
 ABSOLUTE, ROTARY, ROTARY_PAIRS = POSITIONS = ("absolute", "rotary", "rotary_pairs")
-DTYPES = (AUTO, "float32", "bfloat16")
 # Fields of rotary positions, which training phases may change.
 ROPE_THETAS = ("global_rope_theta", "local_rope_theta")
 # `scan_layers` value that replaces `auto` in runs of at least LONG_RUN_STEPS steps. It unrolls on all platforms.
 AUTO_LONG_RUN = "auto_long_run"
-SCAN_LAYERS = (AUTO, AUTO_LONG_RUN, "true", "false")
 LONG_RUN_STEPS = 10_000
 REMAT_POLICIES = ("none", "attention", "elementwise", "projections", "full")
 # Maximum dropout rate. `dropout` rounds rates to multiples of 2^-16, and would round rates close to 1 to 1.
@@ -143,12 +141,6 @@ class Architecture(Section):
         super().__post_init__()
         if self.embedding_size and self.embedding_size == self.hidden_size:
             object.__setattr__(self, "embedding_size", 0)  # Make the configs of equal networks equal.
-        for conflict, reason in self._conflicts():
-            if conflict:
-                raise UsageError(f"config.model: {reason}")
-
-    def _conflicts(self) -> list[tuple[Any, str]]:
-        """Returns (condition, error message) for each unsupported combination of fields. Fields may be unset (None)."""
         width, heads, kv_heads = self.hidden_size, self.num_attention_heads, self.num_key_value_heads
         is_lstm, is_rotary = self.encoder == LSTM, self.position_embedding_type in (ROTARY, ROTARY_PAIRS)
         is_linear = self.lm_head == "linear" and self.tie_word_embeddings
@@ -160,7 +152,8 @@ class Architecture(Section):
             for name in names
             if getattr(self, switch) == value and getattr(self, name) not in (None, getattr(Architecture, name))
         ]
-        return [
+        # Pairs of (condition, error message). Fields may be unset (None).
+        conflicts: list[tuple[Any, str]] = [
             *unused,
             (
                 width and heads and width % heads,
@@ -175,14 +168,23 @@ class Architecture(Section):
             (self.local_attention and is_one_sided, "local_attention needs attention_direction=both"),
             (is_linear and self.embedding_size, "lm_head=linear with tied embeddings needs embedding_size=0"),
         ]
+        for conflict, reason in conflicts:
+            if conflict:
+                raise UsageError(f"config.model: {reason}")
 
     @property
     def context_sides(self) -> tuple[str, ...]:
-        """Context direction (`left`, `right` or `both`) of each part of the hidden state.
-
-        The hidden state of an LSTM has two parts of equal width. The hidden state of a Transformer has one part.
-        """
+        """Context directions of the parts of the hidden state: two parts of equal width for LSTMs, else one part."""
         return ("left", "right") if self.encoder == LSTM else (self.attention_direction,)
+
+    @property
+    def num_segments(self) -> int:
+        """Number of segment embeddings, of which LSTMs have none."""
+        return 0 if self.encoder == LSTM else self.type_vocab_size
+
+    @property
+    def has_position_embeddings(self) -> bool:
+        return self.encoder != LSTM and self.position_embedding_type == ABSOLUTE
 
     @property
     def embedding_width(self) -> int:
@@ -261,8 +263,8 @@ class ModelConfig(Architecture):
       initializer_range: standard deviation of the truncated normal that initializes all matrices.
     """
 
-    dtype: str = bounded(AUTO, choices=DTYPES)
-    scan_layers: str = bounded(AUTO, choices=SCAN_LAYERS)
+    dtype: str = bounded(AUTO, choices=(AUTO, "float32", "bfloat16"))
+    scan_layers: str = bounded(AUTO, choices=(AUTO, AUTO_LONG_RUN, "true", "false"))
     remat: str = bounded("none", choices=REMAT_POLICIES)
     attention: str = AUTO
     hidden_dropout_prob: float = bounded(0.1, at_least=0, at_most=_MAX_DROPOUT)

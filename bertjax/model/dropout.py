@@ -6,7 +6,7 @@ generators. A position is an index into the global array, so all meshes and all 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.random
@@ -19,13 +19,21 @@ BITS = 16
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
 
 
+class Dropout(NamedTuple):
+    """Dropout of attention probabilities. There is none if the rate is 0 or the key None."""
+
+    rate: float
+    key: jax.Array | None
+
+
+NO_DROPOUT = Dropout(0.0, None)
+
+
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zeroes each element with probability `rate`, and divides kept elements by 1 - `rate`.
+    """Zeroes each element of `x` [..., M, N] with probability `rate`, and divides kept elements by 1 - `rate`.
 
-    If `key` is None or `rate` is 0, returns `x` unchanged.
-
-    `x` is [..., M, N]. The rate is rounded to a multiple of 2^-16 (0.1 becomes 0.100006). Use a different key for each
-    call.
+    Returns `x` unchanged if `key` is None. The rate is rounded to a multiple of 2^-16 (0.1 becomes 0.100006). Use a
+    different key for each call.
     """
     if key is None or rate == 0.0:
         return x
@@ -77,13 +85,11 @@ def dropout_seeds(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, ja
     return hash_positions(position, first, second), hash_positions(position, second ^ np.uint32(_GOLDEN), first)
 
 
-def kernel_dropout(
-    rate: float, key: jax.Array | None, shape: tuple[int, ...]
-) -> tuple[float, tuple[jax.Array, jax.Array]]:
+def kernel_dropout(drop: Dropout, shape: tuple[int, ...]) -> tuple[float, tuple[jax.Array, jax.Array]]:
     """Returns the rate (0 without a key) and the seeds for dropout in an attention kernel, see `dropout_seeds`."""
-    if key is None or not rate:
+    if drop.key is None or not drop.rate:
         return 0.0, (jnp.zeros(shape, jnp.uint32),) * 2
-    return rate, dropout_seeds(key, shape)
+    return drop.rate, dropout_seeds(drop.key, shape)
 
 
 def hash_positions(position: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
@@ -101,8 +107,7 @@ def _iota(shape: tuple[int, ...], axis: int) -> jax.Array:
 def block_key(key: jax.Array, block: jax.Array, num_blocks: int) -> jax.Array:
     """Returns a key for a block of a batch's rows, with which `dropout` masks them as in the complete batch.
 
-    Row i of the block is row i * `num_blocks` + `block` of the batch. Rows are the leading axis of arrays with at least
-    three axes.
+    Row i of the block is row i * `num_blocks` + `block` of the batch, for arrays with at least three axes.
     """
     block_data = jnp.stack([jnp.uint32(block), jnp.uint32(num_blocks)])
     data = jnp.concatenate([jax.random.key_data(key).reshape(-1)[:2], block_data])

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bertjax.model.config import ABSOLUTE, ModelConfig
+from bertjax.model.config import ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.layers import Dense, kernel_init, make_norm
 from bertjax.model.partitioning import resolve_auto, with_logical_constraint
@@ -13,7 +13,8 @@ from bertjax.model.partitioning import resolve_auto, with_logical_constraint
 class Embeddings(nn.Module):
     """Sum of token, segment and position embeddings, then norm and dropout (paper, Figure 2).
 
-    The tables are plain parameters with paths such as `embeddings/token`. `nn.Embed` would add a level to these paths.
+    For LSTMs, embeds only the tokens, in half the hidden size. The tables are plain parameters with paths such as
+    `embeddings/token`. `nn.Embed` would add a level to these paths.
     """
 
     config: ModelConfig
@@ -31,12 +32,13 @@ class Embeddings(nn.Module):
             return
 
         def table(name: str, num_rows: int, axis: str) -> jax.Array:
-            return self.param(name, kernel_init(config, (axis, "embed")), (num_rows, config.embedding_width))
+            shape = num_rows, config.embedding_width // len(config.context_sides)
+            return self.param(name, kernel_init(config, (axis, "embed")), shape)
 
         self.token_table = table("token", config.padded_vocab_size, "vocab")
-        if config.type_vocab_size:
-            self.segment_table = table("segment", config.type_vocab_size, "segment")
-        if config.position_embedding_type == ABSOLUTE:
+        if config.num_segments:
+            self.segment_table = table("segment", config.num_segments, "segment")
+        if config.has_position_embeddings:
             self.position_table = table("position", config.max_position_embeddings, "position")
         if config.embedding_norm:
             # The norms of the layers recompute their float32 intermediate values in the backward pass. Here, this would
@@ -60,12 +62,12 @@ class Embeddings(nn.Module):
         # Multiply by one-hot rows, because for two segments, this is faster than a gather, forward and backward. Set
         # `precision`, because accelerators would otherwise multiply with less than float32 precision.
         config = self.config
-        if config.type_vocab_size == 1:  # All tokens have the same segment, as in RoBERTa.
+        if config.num_segments == 1:  # All tokens have the same segment, as in RoBERTa.
             x += self.segment_table
-        elif config.type_vocab_size:
-            one_hot = jax.nn.one_hot(segment_ids, config.type_vocab_size, dtype=x.dtype)
+        elif config.num_segments:
+            one_hot = jax.nn.one_hot(segment_ids, config.num_segments, dtype=x.dtype)
             x += jnp.matmul(one_hot, self.segment_table, precision="highest")
-        if config.position_embedding_type == ABSOLUTE:
+        if config.has_position_embeddings:
             if offset := config.position_offset:  # In RoBERTa, [PAD] has token id 1 and position 1: offset - 1.
                 position_ids = _roberta_positions(input_ids == offset - 1, position_ids)
             x += jnp.take(self.position_table, position_ids + offset, axis=0)

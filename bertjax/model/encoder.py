@@ -1,4 +1,4 @@
-"""Transformer encoders of BERT and newer models: embeddings and a stack of layers.
+"""Encoders: embeddings and a stack of Transformer layers, as in BERT and newer models, or LSTMs.
 
 Axis letters in shape comments of this package:
 
@@ -23,10 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from bertjax.model.attention.dispatch import AttentionFn, select_attention
+from bertjax.model.attention.dispatch import Attention, select_attention
 from bertjax.model.attention.xla import AttentionMask
-from bertjax.model.config import LSTM, ModelConfig
-from bertjax.model.dropout import dropout
+from bertjax.model.config import ABSOLUTE, LSTM, ROTARY, ModelConfig
+from bertjax.model.dropout import Dropout, dropout
 from bertjax.model.embeddings import Embeddings
 from bertjax.model.layers import (
     CONTEXT,
@@ -40,63 +40,52 @@ from bertjax.model.layers import (
     run_layers,
     save_inputs_only,
 )
-from bertjax.model.lstm import LstmEncoder
+from bertjax.model.lstm import LstmReader
 from bertjax.model.partitioning import ACTIVATION_AXES, with_logical_constraint
-from bertjax.model.rotary import rotate, rotations
 
 # Name of the encoder's Flax module.
 ENCODER = "encoder"
 
 
 class SharedInputs(NamedTuple):
-    """Inputs that all layers share.
+    """Inputs that all layers share."""
 
-    Attributes:
-      sequence_ids: [B, L] int32.
-      rotations: float32 [2, 2, B, L, 1, K / 2]: the first axis is global, local; the second is cosine, sine. None
-        without rotary positions.
-    """
-
-    sequence_ids: jax.Array
-    rotations: jax.Array | None
+    sequence_ids: jax.Array  # [B, L] int32
+    rotations: jax.Array | None  # see the function `rotations`
 
 
 class LayerInputs(NamedTuple):
-    """Inputs that differ between layers: arrays with a leading axis N, or None if all layers are equal.
+    """Inputs that differ between layers: bool [N], one element for each layer, or None if all are equal."""
 
-    A layer gets one element of each array.
-
-    Attributes:
-      is_local: bool [N], whether the layer has local attention.
-      has_attention_norm: bool [N], whether a norm precedes the attention.
-    """
-
-    is_local: Any
-    has_attention_norm: Any
+    is_local: Any  # whether the layer has local attention
+    has_attention_norm: Any  # whether a norm precedes the attention
 
 
 class Encoder(nn.Module):
-    """Embeddings and a stack of Transformer layers. Part of the models in `models.py`, such as `PretrainingModel`.
+    """Embeddings and a stack of layers. Part of the models in `models.py`, such as `PretrainingModel`.
+
+    With `encoder=lstm`, concatenates the hidden states of one `LstmReader` per direction.
 
     Parameters of all layers are stacked on a leading axis N, even if `nn.scan` is unrolled (`scan_layers=false`). With
     `optimizer.freeze_layers`, the train step passes the lowest layers as a second stack, `frozen_layers`, which
     `run_layers` applies first. The backward pass then stops at the lowest trainable layer.
-
-    Attributes:
-      tied_embeddings: embeddings whose tables ELECTRA's generator uses (default: None, own tables).
     """
 
     config: ModelConfig
-    tied_embeddings: Embeddings | None = None
+    tied_embeddings: Embeddings | None = None  # those of `Embeddings.tied_embeddings`
 
     def setup(self) -> None:
         # Create the embeddings in `setup`, so that models can read `token_tables` outside of `__call__`.
-        self.embeddings = Embeddings(self.config, self.tied_embeddings)
+        if self.config.encoder == LSTM:
+            self.left, self.right = (LstmReader(self.config, side) for side in self.config.context_sides)
+        else:
+            self.embeddings = Embeddings(self.config, self.tied_embeddings)
 
     @property
     def token_tables(self) -> tuple[jax.Array, ...]:
-        """Token embedding tables for tied output layers: one float32 [V, E], or one per direction in `LstmEncoder`."""
-        return (self.embeddings.token_table,)
+        """Token embedding tables for tied output layers: one float32 [V, E], or one [V, D / 2] per LSTM direction."""
+        parts = (self.left, self.right) if self.config.encoder == LSTM else (self,)
+        return tuple(part.embeddings.token_table for part in parts)
 
     @nn.compact  # because `run_layers` creates the layers in this call
     def __call__(
@@ -112,12 +101,9 @@ class Encoder(nn.Module):
         """Encodes a batch of rows.
 
         Args:
-          input_ids: [B, L] int32.
-          segment_ids: [B, L] int32.
-          sequence_ids: [B, L] int32.
-          position_ids: [B, L] int32, position of each token in its sequence (default: None, each row counts from 0).
-            If it is None, the encoder assumes that rows are not packed. It then accepts
-            attention implementations that do not support packed rows, such as `cudnn`.
+          input_ids, segment_ids, sequence_ids: [B, L] int32.
+          position_ids: [B, L] int32, position of each token in its sequence. If it is None (default), each row counts
+            from 0, and attention implementations that do not support packed rows, such as `cudnn`, are accepted.
           deterministic: whether to disable dropout. If False, a `dropout` rng is required.
           collect_layers: whether to also return the output of the embeddings and of every layer.
 
@@ -126,10 +112,15 @@ class Encoder(nn.Module):
           Hidden states of the embeddings and all layers, [N + 1, B, L, D]. With `norm_first`, the last entry is the
             output of the final norm. None if `collect_layers` is False.
         """
-        config = self.config
-        attention = select_attention(config, input_ids.shape[1], is_packed=position_ids is not None)
+        config, is_packed = self.config, position_ids is not None
         if position_ids is None:
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
+        if config.encoder == LSTM:
+            ids = input_ids, segment_ids, position_ids
+            outputs = [read(ids, sequence_ids, deterministic, collect_layers) for read in (self.left, self.right)]
+            hidden, states = zip(*outputs, strict=True)
+            return jnp.concatenate(hidden, -1), jnp.concatenate(states, -1) if collect_layers else None
+        attention = select_attention(config, input_ids.shape[1], is_packed)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
         layer_fields = {"config": config, "attention": attention, "deterministic": deterministic}
         layer_fields["collect"] = collect_layers
@@ -137,9 +128,6 @@ class Encoder(nn.Module):
         # ModernBERT has no norm before the attention of the lowest layer.
         has_norm = None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0
         per_layer, shared = LayerInputs(is_local, has_norm), SharedInputs(sequence_ids, rotations(config, position_ids))
-        # `run_layers` applies `nn.scan` to TransformerLayer. Each of the N layers gets its slice of `per_layer`, its
-        # own dropout key and parameters (stacked in the submodule `layers`), and all of `shared`. The first of the
-        # collected outputs is x before the first layer.
         x, layers = run_layers(self, TransformerLayer, layer_fields, x, per_layer, shared)
         if config.norm_first:
             x = make_norm(config, "final_norm")(x)
@@ -151,7 +139,7 @@ class TransformerLayer(nn.Module):
     """Transformer layer: self-attention and feed-forward network, each with a residual connection and a norm."""
 
     config: ModelConfig
-    attention: AttentionFn
+    attention: Attention
     deterministic: bool
     collect: bool
 
@@ -167,8 +155,7 @@ class TransformerLayer(nn.Module):
             The norm is skipped where `has_norm`, a bool scalar, is False.
             """
             key = None if self.deterministic else self.make_rng("dropout")
-            # `run_layers` may wrap whole layers in `nn.remat`, which saves only arrays with certain `checkpoint_name`s.
-            # Otherwise, norms and activations recompute themselves.
+            # Norms recompute their own values, except in layers that `run_layers` wraps in `nn.remat`.
             norm = make_norm(config, norm_name, recompute=not remats_layers(config))
             normed = norm(x) if config.norm_first else x
             if has_norm is not None:
@@ -187,7 +174,7 @@ class SelfAttention(nn.Module):
     """Multi-head self-attention with its output projection: [B, L, D] to [B, L, D]."""
 
     config: ModelConfig
-    attention: AttentionFn
+    attention: Attention
 
     @nn.compact
     def __call__(self, x: jax.Array, layer: LayerInputs, shared: SharedInputs, deterministic: bool) -> jax.Array:
@@ -212,22 +199,46 @@ class SelfAttention(nn.Module):
         def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int = 0) -> jax.Array:
             # Tokens attend only to tokens of their own sequence, at most `window` neighbors (0: no limit).
             mask = AttentionMask(config.attention_direction, shared.sequence_ids, window)
-            rate, mesh = config.attention_probs_dropout_prob, jax.sharding.get_abstract_mesh()
-            return self.attention(query, key, value, mask, dropout_rate=rate, dropout_key=dropout_key, mesh=mesh)
+            return self.attention(query, key, value, mask, Dropout(config.attention_probs_dropout_prob, dropout_key))
 
-        def attend_by_layer(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-            if layer.is_local is None:
-                return attend(query, key, value)
-            # Use `cond`, because kernels need a static window.
+        attend_by_layer = attend
+        if layer.is_local is not None:  # Use `cond`, because kernels need a static window.
             attend_locally = partial(attend, window=config.local_attention)
-            return jax.lax.cond(layer.is_local, attend_locally, attend, query, key, value)
-
+            attend_by_layer = partial(jax.lax.cond, layer.is_local, attend_locally, attend)
         if config.remat == "attention":
             attend_by_layer = save_inputs_only(attend_by_layer, config)
         context = checkpoint_name(attend_by_layer(query, key, value), CONTEXT)
         axes = ("heads", "head", "embed")
         dense = Dense(config, (config.hidden_size,), axes, use_bias=config.attention_bias, name="output")
         return dense(context)  # contracts H and K
+
+
+def rotations(config: ModelConfig, position_ids: jax.Array) -> jax.Array | None:
+    """Computes cosines and sines of the angles of rotary positions [B, L] (RoFormer, arXiv 2104.09864).
+
+    Returns:
+      float32 [2, 2, B, L, 1, K / 2], cosines and sines for the thetas of global and of local layers. None for learned
+        position embeddings.
+    """
+    if config.position_embedding_type == ABSOLUTE:
+        return None
+    exponents = np.arange(0, config.head_size, 2, dtype=np.float32) / config.head_size
+    frequencies = np.stack([1.0 / theta**exponents for theta in (config.global_rope_theta, config.local_rope_theta)])
+    angles = position_ids[..., None].astype(jnp.float32) * frequencies.astype(np.float32)[:, None, None]
+    return jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1)[..., None, :]
+
+
+def rotate(config: ModelConfig, states: jax.Array, rotations: jax.Array, is_local: jax.Array | None) -> jax.Array:
+    """Rotates queries or keys [B, L, H, K] by the angles of their positions. `is_local` is a bool scalar or None."""
+    cosine, sine = rotations[0 if is_local is None else is_local.astype(jnp.int32)]  # [B, L, 1, K / 2] each
+    if config.position_embedding_type == ROTARY:
+        first, second = jnp.split(states.astype(jnp.float32), 2, axis=-1)
+    else:  # rotary_pairs
+        pairs = states.astype(jnp.float32).reshape(*states.shape[:-1], -1, 2)
+        first, second = pairs[..., 0], pairs[..., 1]
+    rotated = first * cosine - second * sine, second * cosine + first * sine
+    join = jnp.concatenate if config.position_embedding_type == ROTARY else jnp.stack
+    return join(rotated, axis=-1).reshape(states.shape).astype(states.dtype)
 
 
 def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
@@ -243,25 +254,6 @@ def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
     return Dense(config, (config.hidden_size,), ("mlp", "embed"), use_bias=config.mlp_bias, name="mlp_out")(y)
 
 
-def make_encoder(config: ModelConfig, name: str | None = None) -> Encoder | LstmEncoder:
-    """Builds the encoder module that `model.encoder` selects."""
-    return (LstmEncoder if config.encoder == LSTM else Encoder)(config, name=name)
-
-
-class EncoderOutputs(NamedTuple):
-    """Encoder outputs that heads use.
-
-    Attributes:
-      tokens: [B, L, D], hidden states of the last layer.
-      token_tables: token embedding tables for tied output layers, see `Encoder.token_tables`.
-      layers: [N + 1, B, L, D], outputs of the embeddings and all layers. None if they were not collected.
-    """
-
-    tokens: jax.Array
-    token_tables: tuple[jax.Array, ...]
-    layers: jax.Array | None
-
-
 def is_packed(batch: Mapping[str, jax.Array]) -> bool:
     """Returns whether rows may contain several sequences.
 
@@ -274,12 +266,3 @@ def encoder_inputs(batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array
     """Returns the arguments `input_ids`, `segment_ids`, `sequence_ids` and `position_ids` of an encoder."""
     sequence_ids = batch["sequence_ids" if is_packed(batch) else "input_mask"]
     return batch["input_ids"], batch["segment_ids"], sequence_ids, batch.get("position_ids")
-
-
-def encode(
-    config: ModelConfig, batch: Mapping[str, jax.Array], deterministic: bool, collect_layers: bool = False
-) -> EncoderOutputs:
-    """Applies an encoder to a batch (see `models.py`) inside the calling module, under the name ENCODER."""
-    encoder = make_encoder(config, name=ENCODER)
-    tokens, layers = encoder(*encoder_inputs(batch), deterministic=deterministic, collect_layers=collect_layers)
-    return EncoderOutputs(tokens, encoder.token_tables, layers)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from bertjax.model.config import SIDES, ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.encoder import encode
+from bertjax.model.encoder import ENCODER, Encoder, encoder_inputs
 from bertjax.model.heads import pooled_states, sequence_states
 from bertjax.model.layers import constant_init
 from bertjax.model.lstm import Lstm
@@ -93,13 +93,13 @@ def encode_with_head(
       packed rows of up to S = `num_sequences` sequences, sequence states are [B, S, W].
     """
     if not feature_head.features:
-        tokens = encode(config, batch, deterministic).tokens
+        tokens, _ = Encoder(config, name=ENCODER)(*encoder_inputs(batch), deterministic=deterministic)
         if not feature_head.lstm_layers:
             return tokens, pooled_states(config, tokens, batch, num_sequences)
     elif CACHED_FEATURES in batch:
         tokens = _Mix(config, feature_head, name=_MIX)(batch[CACHED_FEATURES])
     else:
-        states: Any = encode(config, batch, deterministic=True, collect_layers=True).layers
+        states: Any = Encoder(config, name=ENCODER)(*encoder_inputs(batch), collect_layers=True)[1]
         selected = states[jnp.array(feature_head.layers(config.num_hidden_layers))]
         tokens = _Mix(config, feature_head, name=_MIX)(jax.lax.stop_gradient(jnp.moveaxis(selected, 0, 2)))
     for layer in range(feature_head.lstm_layers):

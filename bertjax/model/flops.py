@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-import time
+import timeit
 
 import jax
 import jax.numpy as jnp
@@ -53,10 +53,7 @@ def flops_per_token(
 
 
 def attention_flops_per_token(config: ModelConfig, context: float, feature_head: FeatureHead = _NO_HEAD) -> float:
-    """Returns the training FLOPs per token for attention scores and weighted sums of values.
-
-    Each token attends to `context` tokens, or to fewer in layers with local attention.
-    """
+    """Returns the training FLOPs per token for attention to `context` tokens: scores and weighted sums of values."""
     if feature_head.features or config.encoder == LSTM:
         return 0.0
     return TRAINING_FACTOR * _attention_flops(config, context)
@@ -112,12 +109,8 @@ def matmul_flops_per_second() -> tuple[float, str]:
         half = jnp.asarray(a, jnp.bfloat16)
         product = jax.jit(lambda x: jax.lax.dot(x, x, preferred_element_type=jnp.float32))
         multiply, name = (lambda: product(half).block_until_ready()), "measured bfloat16 matrix product"
-    seconds = []
-    for _ in range(6):  # Repeat, because the first run may include compilation.
-        start = time.perf_counter()
-        multiply()
-        seconds.append(time.perf_counter() - start)
-    return 2 * size**3 / min(seconds), name
+    # Repeat, because the first run may include compilation.
+    return 2 * size**3 / min(timeit.repeat(multiply, repeat=6, number=1)), name
 
 
 def peak_flops_per_second(devices: list[jax.Device]) -> tuple[float, str]:

@@ -34,16 +34,11 @@ def sequence_states(
 
     For states with only left context, selects the state of the last token, [SEP], whose context is the whole sequence.
 
-    Args:
-      context_sides: context direction of each part of the hidden state, see `Architecture.context_sides`. All parts
-        have the same width.
-      tokens: [B, L, D].
-      batch: arrays that `models.py` describes.
-      num_sequences: maximum number S of sequences per row in packed rows. Missing sequences get an arbitrary finite
-        state.
+    `context_sides` are as in `Architecture.context_sides`, and `models.py` describes the arrays of `batch`.
 
     Returns:
-      [B, D], or [B, S, D] for packed rows.
+      [B, D] for tokens [B, L, D]. For packed rows of up to S = `num_sequences` sequences, [B, S, D], where missing
+      sequences get an arbitrary finite state.
     """
     if not is_packed(batch) and LEFT not in context_sides:
         return tokens[:, 0]

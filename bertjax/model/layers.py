@@ -156,8 +156,7 @@ def run_layers(
       shared: arrays that are the same for every layer, such as `sequence_ids`.
 
     Returns:
-      Output of the last layer, [B, L, ...].
-      Input `x` and the outputs of all layers in one array, [N + 1, B, L, ...], if `collect`, else None.
+      Output of the last layer, [B, L, ...]. If `collect`, also `x` and the outputs of all layers, [N + 1, B, L, ...].
     """
     config, is_scanned = parent.config, scans_layers(parent.config)
     outputs = [x[None]]

@@ -1,4 +1,4 @@
-"""LSTM layers: an encoder like ELMo's (Figure 3 of the paper), and BiLSTM layers on top of any encoder.
+"""LSTM layers, for an encoder like ELMo's (Figure 3 of the paper), and for BiLSTM layers on top of any encoder.
 
 Axis letters: see `encoder.py`. G is the axis of the four gates: input, forget, cell, output.
 """
@@ -13,38 +13,9 @@ import jax.numpy as jnp
 
 from bertjax.model.config import LEFT, RIGHT, ModelConfig
 from bertjax.model.dropout import dropout
-from bertjax.model.layers import Dense, kernel_init, make_norm, remats_layers, run_layers
+from bertjax.model.embeddings import Embeddings
+from bertjax.model.layers import Dense, make_norm, remats_layers, run_layers
 from bertjax.model.partitioning import ACTIVATION_AXES, with_logical_constraint
-
-
-class LstmEncoder(nn.Module):
-    """Encoder that concatenates the hidden states of one `LstmReader` per direction. Same arguments as `Encoder`."""
-
-    config: ModelConfig
-
-    def setup(self) -> None:
-        self.left, self.right = (LstmReader(self.config, side) for side in self.config.context_sides)
-
-    @property
-    def token_tables(self) -> tuple[jax.Array, ...]:
-        """Float32 token embeddings of each direction, [V, D / 2], for tied output layers."""
-        return self.left.embeddings.token_table, self.right.embeddings.token_table
-
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        segment_ids: jax.Array,
-        sequence_ids: jax.Array,
-        position_ids: jax.Array | None = None,
-        *,
-        deterministic: bool = True,
-        collect_layers: bool = False,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Encodes a batch of rows, as `Encoder.__call__` does. `segment_ids` and `position_ids` have no effect."""
-        del segment_ids, position_ids
-        outputs = [reader(input_ids, sequence_ids, deterministic, collect_layers) for reader in (self.left, self.right)]
-        hidden, states = zip(*outputs, strict=True)
-        return jnp.concatenate(hidden, -1), jnp.concatenate(states, -1) if collect_layers else None
 
 
 class LstmReader(nn.Module):
@@ -58,37 +29,20 @@ class LstmReader(nn.Module):
     direction: str
 
     def setup(self) -> None:
-        self.embeddings = TokenEmbeddings(self.config)
+        self.embeddings = Embeddings(self.config)
 
     @nn.compact
     def __call__(
-        self, input_ids: jax.Array, sequence_ids: jax.Array, deterministic: bool, collect_layers: bool
+        self,
+        ids: tuple[jax.Array, jax.Array, jax.Array],
+        sequence_ids: jax.Array,
+        deterministic: bool,
+        collect_layers: bool,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Returns the states of the last layer and, with `collect_layers`, of the embeddings and all layers.
-
-        The shapes are [B, L, D / 2] and [N + 1, B, L, D / 2]. Without `collect_layers`, the second output is None.
-        """
-        x = self.embeddings(input_ids, deterministic)
+        """Returns the same as `Encoder`, with D / 2 instead of D. `ids` are the arguments of `Embeddings`."""
+        x = self.embeddings(*ids, deterministic)
         fields = {"config": self.config, "direction": self.direction, "deterministic": deterministic}
         return run_layers(self, LstmLayer, {**fields, "collect": collect_layers}, x, None, sequence_ids)
-
-
-class TokenEmbeddings(nn.Module):
-    """Token embeddings of half the hidden size, then LayerNorm and dropout."""
-
-    config: ModelConfig
-
-    def setup(self) -> None:
-        shape = (self.config.padded_vocab_size, self.config.hidden_size // 2)
-        self.token_table = self.param("token", kernel_init(self.config, ("vocab", "embed")), shape)
-        self.norm = make_norm(self.config)
-
-    def __call__(self, input_ids: jax.Array, deterministic: bool) -> jax.Array:
-        ids = with_logical_constraint(input_ids, ("batch_over_data", "length"))
-        table = with_logical_constraint(self.token_table, ("vocab", "embed_over_fsdp"))
-        x = with_logical_constraint(jnp.take(table, ids, axis=0), ("batch_over_data", "length", "embed_over_fsdp"))
-        key = None if deterministic else self.make_rng("dropout")
-        return dropout(self.norm(with_logical_constraint(x, ACTIVATION_AXES)), self.config.hidden_dropout_prob, key)
 
 
 class LstmLayer(nn.Module):
@@ -115,15 +69,11 @@ class Lstm(nn.Module):
     """LSTM layer in one direction, from [B, L, I] to [B, L, D].
 
     The state is reset at the start of each sequence in a row and at the start of the padding.
-
-    Attributes:
-      size: number of units, D.
-      direction: context of each position: `left` (this and earlier positions) or `right` (this and later positions).
     """
 
     config: ModelConfig
-    size: int
-    direction: str
+    size: int  # number of units, D
+    direction: str  # context of each position: `left` (it and earlier positions) or `right` (it and later positions)
 
     @nn.compact
     def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> jax.Array:
@@ -135,36 +85,29 @@ class Lstm(nn.Module):
         changes = sequence_ids[:, 1:] != sequence_ids[:, :-1]
         edge = jnp.ones_like(changes[:, :1])
         starts = jnp.concatenate([edge, changes] if self.direction == LEFT else [changes, edge], axis=1)
-        states = _recurrence(
-            gates.swapaxes(0, 1), recurrent.astype(gates.dtype), ~starts.T[..., None], self.direction == RIGHT
-        )
-        return states.swapaxes(0, 1)
+        run = jax.custom_gradient(partial(_recurrence, self.direction == RIGHT))
+        return run(gates.swapaxes(0, 1), recurrent.astype(gates.dtype), ~starts.T[..., None]).swapaxes(0, 1)
 
 
-def _recurrence(gates: jax.Array, recurrent: jax.Array, continues: jax.Array, reverse: bool) -> jax.Array:
-    """Computes the states [L, B, D]. The gradient of the recurrent weights is one matmul, not a sum over steps.
+def _recurrence(
+    reverse: bool, gates: jax.Array, recurrent: jax.Array, continues: jax.Array
+) -> tuple[jax.Array, Callable]:
+    """Returns the states [L, B, D] and their gradient function, for `jax.custom_gradient`.
 
-    Args:
-      gates: contribution of the inputs to the gates, [L, B, G, D].
-      recurrent: weights from the previous state to the gates, [D, G, D].
-      continues: bool [L, B, 1], False where the state is reset.
-      reverse: whether to process positions from last to first.
+    The gradient of the recurrent weights is one matmul, not a sum over steps. `gates` [L, B, G, D] is the contribution
+    of the inputs to the gates, and `recurrent` [D, G, D] the weights from the previous state. `continues`, bool
+    [L, B, 1], is False where the state is reset.
     """
+    states, scan_vjp = jax.vjp(partial(_scan, recurrent, continues, reverse), gates)
 
-    @jax.custom_gradient
-    def run(gates: jax.Array, recurrent: jax.Array, continues: jax.Array) -> tuple[jax.Array, Callable]:
-        states, scan_vjp = jax.vjp(partial(_scan, recurrent, continues, reverse), gates)
+    def gradients(gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+        (gates_gradient,) = scan_vjp(gradient)
+        zero = jnp.zeros_like(states[:1])
+        previous = jnp.concatenate([states[1:], zero] if reverse else [zero, states[:-1]])
+        recurrent_gradient = jnp.einsum("LBD,LBGE->DGE", jnp.where(continues, previous, 0), gates_gradient)
+        return gates_gradient, recurrent_gradient.astype(recurrent.dtype), None
 
-        def gradients(gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-            (gates_gradient,) = scan_vjp(gradient)
-            zero = jnp.zeros_like(states[:1])
-            previous = jnp.concatenate([states[1:], zero] if reverse else [zero, states[:-1]])
-            recurrent_gradient = jnp.einsum("LBD,LBGE->DGE", jnp.where(continues, previous, 0), gates_gradient)
-            return gates_gradient, recurrent_gradient.astype(recurrent.dtype), None
-
-        return states, gradients
-
-    return run(gates, recurrent, continues)
+    return states, gradients
 
 
 def _scan(recurrent: jax.Array, continues: jax.Array, reverse: bool, gates: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from bertjax.errors import UsageError
 from bertjax.model.config import LEFT, RIGHT, TRANSFORMER, ModelConfig
 from bertjax.model.dropout import dropout, gumbel_noise
-from bertjax.model.encoder import ENCODER, Encoder, encode, encoder_inputs, is_packed
+from bertjax.model.encoder import ENCODER, Encoder, encoder_inputs, is_packed
 from bertjax.model.feature_head import CACHED_FEATURES, FeatureHead, encode_with_head
 from bertjax.model.heads import (
     DiscriminatorHead,
@@ -45,21 +45,17 @@ _INPUTS = ("input_ids", "input_mask", "segment_ids", "sequence_ids", "position_i
 class EncoderModel(nn.Module):
     """Encoder and pooler without an output layer."""
 
-    KIND: ClassVar[str] = "encoder"
-
     config: ModelConfig
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
         """Returns hidden states [B, L, D] and each row's pooled state [B, D], in the config's dtype."""
-        tokens = encode(self.config, batch, deterministic).tokens
+        tokens, _ = Encoder(self.config, name=ENCODER)(*encoder_inputs(batch), deterministic=deterministic)
         return tokens, Pooler(self.config, name="pooler")(pooled_states(self.config, tokens, batch))
 
 
 class PretrainingModel(nn.Module):
     """Encoder, masked-LM head and, if the config has two or more segments, pooler and next-sentence head."""
-
-    KIND: ClassVar[str] = "pretraining"
 
     config: ModelConfig
 
@@ -67,12 +63,13 @@ class PretrainingModel(nn.Module):
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
         """Returns masked-LM logits [B, P, V], and next-sentence logits [B, 2] (packed: [B, S, 2]; no head: zeros)."""
         num_sequences = batch["next_sentence_labels"].shape[-1] if is_packed(batch) else 1
-        outputs = encode(self.config, batch, deterministic)
+        encoder = Encoder(self.config, name=ENCODER)
+        tokens, _ = encoder(*encoder_inputs(batch), deterministic=deterministic)
         # Gather masked positions first, so that the vocabulary projection runs only on these.
-        masked = jnp.take_along_axis(outputs.tokens, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
-        masked_lm_logits = LmHead(self.config, name="masked_lm")(masked, *outputs.token_tables)
+        masked = jnp.take_along_axis(tokens, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
+        masked_lm_logits = LmHead(self.config, name="masked_lm")(masked, *encoder.token_tables)
         # The state of each sequence's [CLS] or, with `classifier_pooling=mean`, the mean: [B, D] (packed: [B, S, D]).
-        sequences = pooled_states(self.config, outputs.tokens, batch, num_sequences)
+        sequences = pooled_states(self.config, tokens, batch, num_sequences)
         if self.config.type_vocab_size < 2:
             return masked_lm_logits, jnp.zeros((*sequences.shape[:-1], 2))
         pooled = Pooler(self.config, name="pooler")(sequences)
@@ -81,8 +78,6 @@ class PretrainingModel(nn.Module):
 
 class ReplacedTokenModel(nn.Module):
     """ELECTRA (arXiv 2003.10555): encoder and head that detect which tokens a small generator replaced."""
-
-    KIND: ClassVar[str] = "replaced_tokens"
 
     config: ModelConfig
     generator_size: float = 0.25  # width of the generator, as a fraction of the encoder's width
@@ -134,8 +129,6 @@ class LanguageModel(nn.Module):
     model is like ELMo (Figure 3).
     """
 
-    KIND: ClassVar[str] = "language_model"
-
     config: ModelConfig
 
     @nn.compact
@@ -145,10 +138,11 @@ class LanguageModel(nn.Module):
         Logits of `left` predict the next token from the left context. Logits of `right` predict the previous token.
         """
         logits, sides = {}, self.config.context_sides
-        outputs = encode(self.config, batch, deterministic)
+        encoder = Encoder(self.config, name=ENCODER)
+        tokens, _ = encoder(*encoder_inputs(batch), deterministic=deterministic)
         # Each side has its own head. Its input is the part of the hidden state that only has context from this side.
-        parts = jnp.split(outputs.tokens, len(sides), axis=-1)
-        for side, states, token_table in zip(sides, parts, outputs.token_tables, strict=True):
+        parts = jnp.split(tokens, len(sides), axis=-1)
+        for side, states, token_table in zip(sides, parts, encoder.token_tables, strict=True):
             width = states.shape[-1]
             config = dataclasses.replace(self.config, encoder=TRANSFORMER, hidden_size=width, num_attention_heads=1)
             logits[side] = LmHead(config, name=f"{side}_lm")(states, token_table)
@@ -165,8 +159,6 @@ class SequenceModel(nn.Module):
     - packed rows [B, L] with `labels` [B, S], for up to S sequences per row: logits [B, S, num_outputs];
     - choices [B, C, L] with `num_outputs=1`: one score per choice, [B, C] (section 4.4).
     """
-
-    KIND: ClassVar[str] = "sequence"
 
     config: ModelConfig
     num_outputs: int
@@ -190,18 +182,11 @@ class SequenceModel(nn.Module):
 
 
 class TokenModel(nn.Module):
-    """Encoder, optional feature head, and a dense layer on each token's state (paper, Figure 4 c and d).
-
-    Attributes:
-      head_dropout: whether to apply dropout before the dense layer. Tagging applies it. Span prediction does not, as in
-        google-research/bert `run_squad.py`.
-    """
-
-    KIND: ClassVar[str] = "tokens"
+    """Encoder, optional feature head, and a dense layer on each token's state (paper, Figure 4 c and d)."""
 
     config: ModelConfig
     num_outputs: int
-    head_dropout: bool
+    head_dropout: bool  # dropout before the dense layer; for spans none, as in google-research/bert `run_squad.py`
     feature_head: FeatureHead = FeatureHead()
 
     @nn.compact
@@ -217,22 +202,13 @@ class TokenModel(nn.Module):
 
 
 class EmbeddingModel(nn.Module):
-    """Encoder, pooling, optional dense layer and normalization: a vector for each text.
-
-    Attributes:
-      pooling: `mean` (of all tokens), `cls` (first token) or `last` (last token).
-      dense: width of the dense layer (default: 0, no dense layer).
-      dense_activation: function after the dense layer, `identity` or `tanh`.
-      normalize: whether to scale vectors to length 1.
-    """
-
-    KIND: ClassVar[str] = "embedding"
+    """Encoder, pooling, optional dense layer and normalization: a vector for each text."""
 
     config: ModelConfig
-    pooling: str = "mean"
-    dense: int = 0
-    dense_activation: str = "identity"
-    normalize: bool = True
+    pooling: str = "mean"  # or `cls` (first token) or `last` (last token)
+    dense: int = 0  # width of the dense layer (0: no dense layer)
+    dense_activation: str = "identity"  # function after the dense layer, or `tanh`
+    normalize: bool = True  # whether to scale vectors to length 1
 
     @property
     def width(self) -> int:
@@ -243,7 +219,7 @@ class EmbeddingModel(nn.Module):
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
         """Returns float32 vectors [B, D] or, for packed rows with `texts` [B, S], [B, S, D]."""
         num_sequences = batch["texts"].shape[1] if is_packed(batch) else 1
-        tokens = encode(self.config, batch, deterministic).tokens
+        tokens, _ = Encoder(self.config, name=ENCODER)(*encoder_inputs(batch), deterministic=deterministic)
         if self.pooling == "mean":
             states = mean_states(tokens, batch, num_sequences)
         else:
@@ -256,24 +232,29 @@ class EmbeddingModel(nn.Module):
         return unit(vectors) if self.normalize else vectors
 
 
-_MODELS = EncoderModel, PretrainingModel, ReplacedTokenModel, LanguageModel, SequenceModel, TokenModel, EmbeddingModel
-MODELS: dict[str, type[nn.Module]] = {model.KIND: model for model in _MODELS}
+MODELS: dict[str, type[nn.Module]] = {
+    "encoder": EncoderModel,
+    "pretraining": PretrainingModel,
+    "replaced_tokens": ReplacedTokenModel,
+    "language_model": LanguageModel,
+    "sequence": SequenceModel,
+    "tokens": TokenModel,
+    "embedding": EmbeddingModel,
+}
 
 
 def model_description(model: nn.Module) -> dict[str, Any]:
     """Returns a JSON description of a model. `build_model` accepts descriptions of the models in this file.
 
     Returns:
-      `kind`: `KIND` of the module's class, or the class name if the class has no `KIND`.
-      `num_outputs`: width of the output layer, or None.
-      `feature_head`: fields of the `FeatureHead`, or None.
-      Other fields of the module except its config, such as `head_dropout`.
+      `kind`: name of the module's class in `MODELS`, or the class name if it is not in `MODELS`.
+      `num_outputs`, `feature_head` (None if the module has no such field) and other fields except the config.
     """
     options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
     options = {name: value for name, value in options.items() if name not in ("config", "parent", "name")}
     if head := options.get("feature_head"):
         options["feature_head"] = dataclasses.asdict(head)
-    kind = getattr(model, "KIND", type(model).__name__)
+    kind = next((kind for kind, known in MODELS.items() if known is type(model)), type(model).__name__)
     return {"kind": kind, "num_outputs": None, "feature_head": None} | options
 
 

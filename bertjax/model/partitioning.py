@@ -62,10 +62,7 @@ def with_logical_constraint(x: jax.Array, axes: Sequence[str | None]) -> jax.Arr
 def divisible_spec(spec: PartitionSpec | None, shape: Sequence[int], axis_sizes: Mapping[str, int]) -> PartitionSpec:
     """Removes mesh axes from a spec if their size does not divide the array axis, so that any model runs on any mesh.
 
-    Args:
-      spec: mesh axes of each array axis; trailing axes may be missing. None replicates the array.
-      shape: shape of the array.
-      axis_sizes: sizes of the mesh axes by name.
+    Trailing axes of `spec` may be missing; None replicates the array. `axis_sizes` are sizes of mesh axes by name.
     """
     axes = list(spec or ())
     axes += [None] * (len(shape) - len(axes))
@@ -78,8 +75,8 @@ def divisible_spec(spec: PartitionSpec | None, shape: Sequence[int], axis_sizes:
 
 def shard_over_mesh(
     function: Callable[..., jax.Array],
-    mesh: jax.sharding.AbstractMesh,
-    sizes: Mapping[str, int],
+    rows: int,
+    heads: int,
     input_axes: Sequence[tuple[str | None, ...]],
     output_axes: tuple[str | None, ...],
 ) -> Callable[..., jax.Array]:
@@ -87,15 +84,15 @@ def shard_over_mesh(
 
     Args:
       function: function from arrays to an array.
-      mesh: current mesh.
-      sizes: global sizes of the logical axes `batch` and `heads`. Axes not divisible by mesh axes are replicated.
+      rows, heads: global sizes of the logical axes `batch` and `heads`. Axes not divisible by mesh axes are replicated.
       input_axes: logical axis names of each input; None for replicated axes.
       output_axes: logical axis names of the output.
     """
+    mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return function
-    names = tuple(sizes)
-    spec = divisible_spec(nn.logical_to_mesh_axes(names), tuple(sizes.values()), mesh.shape)
+    names = ("batch", "heads")
+    spec = divisible_spec(nn.logical_to_mesh_axes(names), (rows, heads), mesh.shape)
     mesh_axes: dict[str | None, Any] = dict(zip(names, spec, strict=True))
     *in_specs, out_spec = (
         PartitionSpec(*(mesh_axes.get(name) for name in axes)) for axes in (*input_axes, output_axes)
@@ -103,19 +100,7 @@ def shard_over_mesh(
     return jax.shard_map(function, mesh=mesh, in_specs=tuple(in_specs), out_specs=out_spec, check_vma=False)
 
 
-def platform_kernel(platform: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that runs `function` with `interpret=False` on `platform` and `interpret=True` elsewhere.
-
-    Args:
-      platform: `tpu` or `cuda`.
-      function: function of arrays and `interpret`.
-    """
-
-    def run(*arrays: jax.Array) -> Any:
-        return jax.lax.platform_dependent(
-            *arrays,
-            default=functools.partial(function, interpret=True),
-            **{platform: functools.partial(function, interpret=False)},
-        )
-
-    return run
+def platform_kernel(platform: str, make_kernel: Callable[..., Callable]) -> Callable[..., Any]:
+    """Returns a kernel made with `interpret=False` on a platform (`tpu` or `cuda`), with `interpret=True` elsewhere."""
+    kernels = {"default": make_kernel(interpret=True), platform: make_kernel(interpret=False)}
+    return functools.partial(jax.lax.platform_dependent, **kernels)

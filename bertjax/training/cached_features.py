@@ -19,7 +19,7 @@ from bertjax.config.mesh import MeshConfig
 from bertjax.data.finetuning.batches import inference_batches
 from bertjax.data.finetuning.examples import Examples
 from bertjax.model.config import ModelConfig
-from bertjax.model.encoder import ENCODER, make_encoder
+from bertjax.model.encoder import ENCODER, Encoder
 from bertjax.model.feature_head import CACHED_FEATURES
 from bertjax.model.partitioning import resolve_auto
 from bertjax.tasks.finetuning.config import FinetuningConfig
@@ -107,7 +107,7 @@ def make_hidden_states_fn(
 
     def hidden_states(params: Any, batch: dict[str, jax.Array]) -> jax.Array:
         inputs = (batch[name] for name in ("input_ids", "segment_ids", "input_mask"))
-        outputs: Any = make_encoder(config).apply({"params": params}, *inputs, collect_layers=True)
+        outputs: Any = Encoder(config).apply({"params": params}, *inputs, collect_layers=True)
         return outputs[1][np.array(layers)].transpose(1, 2, 0, 3).astype(np.float32)  # [B, L, C, D]
 
     run = jit_on_mesh(hidden_states, params, mesh)

@@ -20,7 +20,8 @@ def exchanges(sizes, shape, spec, positions=1, name="kernel", **arguments):
     sharding = types.SimpleNamespace(spec=PartitionSpec(*spec), shard_shape=lambda _: shard)
     param = types.SimpleNamespace(shape=shape, sharding=sharding)
     found = step_communication({"embeddings": {name: param}}, mesh, MODEL, positions, **arguments)
-    return {(each.name, each.collective, each.axis, each.crosses_slices): each.sent_bytes for each in found}
+    keys = ("name", "collective", "axis", "crosses_slices")
+    return {tuple(each[key] for key in keys): each["sent_bytes"] for each in found}
 
 
 @pytest.mark.parametrize(

@@ -19,16 +19,8 @@ def planned(capfd, *arguments) -> dict:
 @pytest.mark.ci
 def test_plan_has_memory_communication_time_and_cost(tmp_path, capfd):
     file = tmp_path / "plan.json"
-    arguments = [
-        "--topology",
-        "v5e:2x2",
-        "--mfu=0.25",
-        "--price_per_chip_hour=2",
-        "--config.steps=1000",
-        "--output",
-        file,
-    ]
-    text = printed(capfd, "plan", *CONFIG, *arguments)
+    options = ["--topology=v5e:2x2", "--mfu=0.25", "--price_per_chip_hour=2", "--config.steps=1000", f"--output={file}"]
+    text = printed(capfd, "plan", *CONFIG, *options)
     plan = json.loads(file.read_text())
     assert text.rstrip() == describe_plan(plan)
     assert (plan["chips"], plan["fits"], plan["steps"]) == (4, True, 1000)

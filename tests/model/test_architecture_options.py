@@ -18,6 +18,7 @@ from bertjax.inference.encode import pooler_states
 from bertjax.model.attention import xla
 from bertjax.model.attention.xla import AttentionMask, attention_mask, xla_attention
 from bertjax.model.config import ModelConfig, size_fields
+from bertjax.model.dropout import NO_DROPOUT
 from bertjax.model.encoder import Encoder
 from bertjax.model.models import SequenceModel
 from bertjax.tasks.objectives.masked_lm import MaskedLm
@@ -78,8 +79,7 @@ def test_attention_in_blocks_equals_attention_with_a_mask(monkeypatch, window):
     ids = np.array([[1] * 20 + [2] * 17, [1] * 30 + [0] * 7], np.int32)
 
     def in_blocks(*arrays):
-        options = {"dropout_rate": 0.0, "dropout_key": None, "mesh": jax.sharding.get_abstract_mesh()}
-        return xla_attention(*arrays, AttentionMask("both", ids, window), **options)
+        return xla_attention(*arrays, AttentionMask("both", ids, window), NO_DROPOUT)
 
     def with_mask(query, key, value):
         logits = jnp.einsum("BLHK,BMHK->BHLM", query, key) / 2

@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from bertjax.model.attention.xla import MASKED_LOGIT, AttentionMask
-from bertjax.model.dropout import BITS, dropout_scale, dropout_threshold, hash_positions, kernel_dropout
+from bertjax.model.dropout import BITS, Dropout, dropout_scale, dropout_threshold, hash_positions, kernel_dropout
 from bertjax.model.partitioning import platform_kernel, shard_over_mesh
 
 _LOG2_E = math.log2(math.e)
@@ -28,9 +28,7 @@ _MIN_BLOCK = 16
 _OPPOSITE = {"both": "both", "left": "right", "right": "left"}
 
 
-class _BlockSizes(NamedTuple):
-    """Block sizes of a kernel along queries and keys (powers of 2)."""
-
+class _BlockSizes(NamedTuple):  # of a kernel; powers of 2
     queries: int
     keys: int
 
@@ -49,18 +47,11 @@ class _Options(NamedTuple):
 
 
 def flash_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: AttentionMask,
-    *,
-    dropout_rate: float,
-    dropout_key: jax.Array | None,
-    mesh: jax.sharding.AbstractMesh,
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: Dropout
 ) -> jax.Array:
-    """Computes the same attention as `xla_attention`. For GPUs; slow on CPU and TPU. Implements `AttentionFn`."""
+    """Computes the same attention as `xla_attention`. For GPUs; slow on CPU and TPU. Implements `Attention`."""
     rows, length, heads, size = query.shape
-    rate, seeds = kernel_dropout(dropout_rate, dropout_key, (rows, heads))
+    rate, seeds = kernel_dropout(drop, (rows, heads))
     max_block = max(_MIN_BLOCK, pl.next_power_of_2(length))
     block_sizes = tuple(_BlockSizes(*(min(size, max_block) for size in sizes)) for sizes in _BLOCK_SIZES)
     # Pad the length to whole blocks and the head size to a power of 2, because the kernels require both.
@@ -72,10 +63,10 @@ def flash_attention(
     queries = _intervals(ids, _OPPOSITE[mask.direction], mask.window)
     bounds = [_block_intervals(keys, sizes.queries, sizes.keys) for sizes in block_sizes[:2]]
     bounds.append(_block_intervals(queries, block_sizes[2].keys, block_sizes[2].queries))
-    attend = functools.partial(_attention, _Options(length, size**-0.5, rate, block_sizes))
+    attend = jax.custom_gradient(functools.partial(_attention, _Options(length, size**-0.5, rate, block_sizes)))
     states, per_row = ("batch", None, "heads", None), ("batch", None)
     axes = (states, states, states, ("batch", "heads", None), per_row, per_row)
-    on_mesh = shard_over_mesh(attend, mesh, {"batch": rows, "heads": heads}, axes, states)
+    on_mesh = shard_over_mesh(attend, rows, heads, axes, states)
     return on_mesh(*padded, jnp.stack(seeds, axis=-1), keys, bounds)[:, :length, :, :size]
 
 
@@ -107,30 +98,27 @@ def _block_intervals(interval: tuple[jax.Array, jax.Array], size: int, other_siz
     return first.min(-1) // other_size, -(-last.max(-1) // other_size)
 
 
-def _attention(options: _Options, *inputs) -> jax.Array:
-    @jax.custom_gradient
-    def attend(query, key, value, seeds, interval, bounds) -> tuple[jax.Array, Callable]:
-        forward_sizes, query_sizes, key_sizes = options.block_sizes
-        rows, length, heads, _ = query.shape
-        outputs = query, jax.ShapeDtypeStruct((rows, heads, length), jnp.float32)
-        arrays = *bounds[0], *interval, seeds, query, key, value
-        context, log_sum = _call_kernel(functools.partial(_forward, options), forward_sizes.queries, arrays, outputs)
+def _attention(options: _Options, query, key, value, seeds, interval, bounds) -> tuple[jax.Array, Callable]:
+    """Returns the context and its gradient function, for `jax.custom_gradient`."""
+    forward_sizes, query_sizes, key_sizes = options.block_sizes
+    rows, length, heads, _ = query.shape
+    outputs = query, jax.ShapeDtypeStruct((rows, heads, length), jnp.float32)
+    arrays = *bounds[0], *interval, seeds, query, key, value
+    context, log_sum = _call_kernel(functools.partial(_forward, options), forward_sizes.queries, arrays, outputs)
 
-        def gradients(gradient: jax.Array) -> tuple:
-            # For each query, the mean gradient of its probabilities. The gradient of the softmax subtracts it.
-            mean = jnp.einsum("BLHK,BLHK->BHL", gradient, context, preferred_element_type=jnp.float32)
-            shared = *interval, seeds, log_sum, mean / dropout_scale(options.rate)
-            kernel = functools.partial(_backward, options, False)
-            arrays = *bounds[1], *shared, query, gradient, key, value
-            (d_query,) = _call_kernel(kernel, query_sizes.queries, arrays, (query,))
-            kernel = functools.partial(_backward, options, True)
-            arrays = *bounds[2], *shared, key, value, query, gradient
-            d_key, d_value = _call_kernel(kernel, key_sizes.keys, arrays, (key, value))
-            return d_query, d_key, d_value, None, None, None
+    def gradients(gradient: jax.Array) -> tuple:
+        # For each query, the mean gradient of its probabilities. The gradient of the softmax subtracts it.
+        mean = jnp.einsum("BLHK,BLHK->BHL", gradient, context, preferred_element_type=jnp.float32)
+        shared = *interval, seeds, log_sum, mean / dropout_scale(options.rate)
+        kernel = functools.partial(_backward, options, False)
+        arrays = *bounds[1], *shared, query, gradient, key, value
+        (d_query,) = _call_kernel(kernel, query_sizes.queries, arrays, (query,))
+        kernel = functools.partial(_backward, options, True)
+        arrays = *bounds[2], *shared, key, value, query, gradient
+        d_key, d_value = _call_kernel(kernel, key_sizes.keys, arrays, (key, value))
+        return d_query, d_key, d_value, None, None, None
 
-        return context, gradients
-
-    return attend(*inputs)
+    return context, gradients
 
 
 def _call_kernel(kernel: Any, block: int, inputs: tuple, outputs: tuple) -> list[jax.Array]:
@@ -150,7 +138,7 @@ def _call_kernel(kernel: Any, block: int, inputs: tuple, outputs: tuple) -> list
         return pl.BlockSpec(shape, indices)
 
     rows, length, heads, _ = outputs[0].shape
-    call = functools.partial(
+    make_kernel = functools.partial(
         pl.pallas_call,
         kernel,
         grid=(length // block, heads, rows),
@@ -159,7 +147,7 @@ def _call_kernel(kernel: Any, block: int, inputs: tuple, outputs: tuple) -> list
         out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array in outputs],
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=2),
     )
-    return platform_kernel("cuda", lambda *arrays, interpret: call(interpret=interpret)(*arrays))(*inputs)
+    return platform_kernel("cuda", make_kernel)(*inputs)
 
 
 def _forward(options: _Options, start, stop, first, last, seeds, query, key, value, context, log_sum) -> None:

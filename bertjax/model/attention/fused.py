@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bertjax.model.attention.xla import MASKED_LOGIT, AttentionMask, attention_mask
-from bertjax.model.dropout import BITS, dropout_scale, dropout_threshold, hash_positions, kernel_dropout
+from bertjax.model.dropout import BITS, Dropout, dropout_scale, dropout_threshold, hash_positions, kernel_dropout
 from bertjax.model.partitioning import current_device, platform_kernel, shard_over_mesh
 
 # Width of a vector register. The width of a block must be a multiple of this number, or the array's full width.
@@ -30,35 +30,21 @@ _FLOAT32_ONLY = ("TPU v2", "TPU v3")
 
 
 class _Options(NamedTuple):
-    """Static options of the kernel.
+    """Static options of the kernel; `direction` and `window` are fields of `AttentionMask`."""
 
-    Attributes:
-      size: head size, K.
-      direction, window: fields of `AttentionMask`.
-      rate: dropout rate (0: no dropout).
-      float32_products: whether matmuls are in float32.
-    """
-
-    size: int
+    size: int  # head size, K
     direction: str
     window: int
-    rate: float
+    rate: float  # dropout rate (0: no dropout)
     float32_products: bool
 
 
 def fused_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: AttentionMask,
-    *,
-    dropout_rate: float,
-    dropout_key: jax.Array | None,
-    mesh: jax.sharding.AbstractMesh,
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: Dropout
 ) -> jax.Array:
-    """Computes the same attention as `xla_attention`. For TPUs; slow on CPU and GPU. Implements `AttentionFn`."""
+    """Computes the same attention as `xla_attention`. For TPUs; slow on CPU and GPU. Implements `Attention`."""
     rows, length, heads, size = query.shape
-    rate, seeds = kernel_dropout(dropout_rate, dropout_key, (rows, heads))
+    rate, seeds = kernel_dropout(drop, (rows, heads))
     float32_products = current_device().device_kind in _FLOAT32_ONLY
     options = _Options(size, mask.direction, mask.window, rate, float32_products)
 
@@ -69,7 +55,7 @@ def fused_attention(
 
     states = ("batch", None, "heads")
     axes = (("batch", None), ("batch", "heads", None), states, states, states)
-    on_mesh = shard_over_mesh(attend, mesh, {"batch": rows, "heads": heads}, axes, states)
+    on_mesh = shard_over_mesh(attend, rows, heads, axes, states)
     flat = [array.reshape(rows, length, heads * size) for array in (query, key, value)]
     return on_mesh(mask.sequence_ids, jnp.stack(seeds, axis=-1), *flat).reshape(query.shape)
 
@@ -92,7 +78,7 @@ def _call_kernel(
     # Number of matmuls with L * L * K multiplications per head: two in the forward pass, five in the backward pass.
     num_products = 2 if num_outputs == 1 else 5
     num_scores = rows * heads * length * length
-    call = functools.partial(
+    make_kernel = functools.partial(
         pl.pallas_call,
         functools.partial(kernel, options),
         grid=(rows // program_rows, heads // program_heads),
@@ -113,7 +99,7 @@ def _call_kernel(
         ),
         name=f"attention_{kernel.__name__.strip('_')}",
     )
-    run = platform_kernel("tpu", lambda *arrays, interpret: call(interpret=interpret)(*arrays))
+    run = platform_kernel("tpu", make_kernel)
     return run(seeds.reshape(rows, 1, -1), sequence_ids[:, :, None], sequence_ids[:, None, :], *states)
 
 

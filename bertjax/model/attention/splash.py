@@ -1,5 +1,6 @@
 """Splash attention, JAX's TPU kernel that processes long rows in blocks. It does not support dropout."""
 
+import functools
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from bertjax.model.attention.xla import AttentionMask
+from bertjax.model.dropout import Dropout
 from bertjax.model.partitioning import platform_kernel, shard_over_mesh
 
 # Block sizes are 128, 256 or 512 tokens, whichever is the largest that divides the row length. If none does, rows are
@@ -22,16 +24,9 @@ _WINDOWS = {"left": (None, 0), "right": (0, None)}
 
 
 def splash_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: AttentionMask,
-    *,
-    dropout_rate: float,
-    dropout_key: jax.Array | None,
-    mesh: jax.sharding.AbstractMesh,
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: Dropout
 ) -> jax.Array:
-    """Computes the same attention as `xla_attention`. For TPUs; slow on CPU and GPU. Implements `AttentionFn`."""
+    """Computes the same attention as `xla_attention`. For TPUs; slow on CPU and GPU. Implements `Attention`."""
     rows, length, heads, size = query.shape
     padding = ((0, 0), (0, -length % _MAX_BLOCK if length % _MIN_BLOCK else 0))
     sides = (mask.window // 2,) * 2 if mask.window else _WINDOWS.get(mask.direction)
@@ -51,10 +46,8 @@ def splash_attention(
         )
         return jax.vmap(lambda q, k, v, ids: kernel(q, k, v, splash.SegmentIds(ids, ids)))(query, *inputs)
 
-    states = ("batch", "heads", None, None)
-    sizes = {"batch": rows, "heads": heads}
-    run = platform_kernel("tpu", attend)
-    on_mesh = shard_over_mesh(run, mesh, sizes, (states, states, states, ("batch", None)), states)
+    states, run = ("batch", "heads", None, None), platform_kernel("tpu", functools.partial(functools.partial, attend))
+    on_mesh = shard_over_mesh(run, rows, heads, (states, states, states, ("batch", None)), states)
     # Scale the queries, because the kernel does not scale the logits.
     padded = [jnp.pad(array, (*padding, (0, 0), (0, 0))) for array in (query * size**-0.5, key, value)]
     by_head = [array.transpose(0, 2, 1, 3) for array in padded]

@@ -2,13 +2,12 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.model.dropout import dropout
+from bertjax.model.dropout import NO_DROPOUT, Dropout, dropout
 from bertjax.model.matmul import einsum
 from bertjax.model.partitioning import shard_over_mesh
 
@@ -38,12 +37,8 @@ def attention_mask(direction: str, query_ids: jax.Array, key_ids: jax.Array, win
     """Returns a bool mask [..., L, L] of the keys that each query attends to.
 
     Padding queries attend to all tokens of the row. For rows of one sequence, the output therefore equals that of
-    google-research/bert, even at padding positions.
-
-    Args:
-      direction: direction of an `AttentionMask`.
-      query_ids, key_ids: sequence ids of the `AttentionMask`, as [..., L, 1] and [..., 1, L].
-      window: `AttentionMask.window`.
+    google-research/bert, even at padding positions. Arguments are as in `AttentionMask`, with sequence ids [..., L, 1]
+    of queries and [..., 1, L] of keys.
     """
     mask = (key_ids != 0) & ((query_ids == key_ids) | (query_ids == 0))
     if direction == "both" and not window:
@@ -55,19 +50,10 @@ def attention_mask(direction: str, query_ids: jax.Array, key_ids: jax.Array, win
     return mask & (query >= key if direction == "left" else query <= key)
 
 
-def xla_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: AttentionMask,
-    *,
-    dropout_rate: float,
-    dropout_key: jax.Array | None,
-    mesh: jax.sharding.AbstractMesh,
-) -> jax.Array:
-    """Computes softmax(Q K^T / sqrt(head size)) V with the softmax in float32. Implements `AttentionFn`."""
+def xla_attention(query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: Dropout) -> jax.Array:
+    """Computes softmax(Q K^T / sqrt(head size)) V with the softmax in float32. Implements `Attention`."""
     query = query * query.shape[-1] ** -0.5
-    has_dropout = dropout_rate > 0 and dropout_key is not None
+    has_dropout = drop.rate > 0 and drop.key is not None
     # Do not divide rows into blocks in exports, because their row length is symbolic.
     length = query.shape[1] if isinstance(query.shape[1], int) else 0
     if mask.window and length > 2 * mask.window and not has_dropout:
@@ -76,17 +62,15 @@ def xla_attention(
         return _attend_by_queries(query, key, value, mask.sequence_ids)
     ids = mask.sequence_ids
     allowed = attention_mask(mask.direction, ids[:, :, None], ids[:, None], mask.window)
-    return _attend((query, key, value), allowed, dropout_rate, dropout_key)
+    return _attend((query, key, value), allowed, drop)
 
 
-def _attend(
-    states: Sequence[jax.Array], allowed: jax.Array, rate: float = 0.0, dropout_key: jax.Array | None = None
-) -> jax.Array:
+def _attend(states: Sequence[jax.Array], allowed: jax.Array, drop: Dropout = NO_DROPOUT) -> jax.Array:
     """Computes attention of scaled queries [B, L, H, K] to keys and values [B, M, H, K] with a mask [B, L, M]."""
     query, key, value = states
     logits = einsum("BLHK,BMHK->BHLM", query, key).astype(jnp.float32)
     probabilities = jax.nn.softmax(jnp.where(allowed[:, None], logits, MASKED_LOGIT), axis=-1).astype(query.dtype)
-    return einsum("BHLM,BMHK->BLHK", dropout(probabilities, rate, dropout_key), value)
+    return einsum("BHLM,BMHK->BLHK", dropout(probabilities, *drop), value)
 
 
 def _blocks(x: jax.Array, size: int, margin: int = 0) -> jax.Array:
@@ -134,22 +118,11 @@ def _attend_in_blocks(query: jax.Array, key: jax.Array, value: jax.Array, mask: 
 
 
 def cudnn_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: AttentionMask,
-    *,
-    dropout_rate: float,
-    dropout_key: jax.Array | None,
-    mesh: jax.sharding.AbstractMesh,
-    implementation: Literal["xla", "cudnn"] = "cudnn",
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: Dropout
 ) -> jax.Array:
-    """Computes the same attention as `xla_attention`. Implements `AttentionFn`.
+    """Computes the same attention as `xla_attention`. Implements `Attention`.
 
     The mask is passed as row lengths, because JAX would convert a bool mask to a bias and compute its gradient.
-
-    Args:
-      implementation: implementation of `jax.nn.dot_product_attention`; `xla` computes the same values on any platform.
     """
 
     def attend(query: jax.Array, key: jax.Array, value: jax.Array, sequence_ids: jax.Array) -> jax.Array:
@@ -161,11 +134,10 @@ def cudnn_attention(
             is_causal=mask.direction == "left",
             query_seq_lengths=lengths,
             key_value_seq_lengths=lengths,
-            implementation=implementation,
+            implementation="cudnn",
         )
 
     rows, _, heads, _ = query.shape
     states = ("batch", None, "heads", None)
-    sizes = {"batch": rows, "heads": heads}
-    on_mesh = shard_over_mesh(attend, mesh, sizes, (states, states, states, ("batch", None)), states)
+    on_mesh = shard_over_mesh(attend, rows, heads, (states, states, states, ("batch", None)), states)
     return on_mesh(query, key, value, mask.sequence_ids)
