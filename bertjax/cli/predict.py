@@ -112,8 +112,8 @@ def _predict_texts(args: argparse.Namespace) -> None:
     texts, lines = itertools.tee(read_texts(args.texts, args.text))
     context = "\n".join(read_texts((), args.context_file)) if args.context_file else args.context or ""
     model = load_model(args.checkpoint)
-    kind = check_model(model, context).kind
-    inputs = (split_line(line, kind) for line in lines)
+    check_model(model, context)
+    inputs = (split_line(line, model.output_kind) for line in lines)
     records = predict_texts(model, inputs, context=context, seq_len=args.seq_len, logits=args.logits)
     for line, (text, record) in enumerate(zip(texts, records, strict=True), 1):
         if args.json:

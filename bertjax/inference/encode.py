@@ -79,7 +79,7 @@ def pooler_states(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray) -
     # Pad to powers of two, because each shape is compiled once.
     padding = (1 << (len(states) - 1).bit_length()) - len(states)
     padded = np.pad(states, ((0, padding), (0, 0)))
-    pooled = np.asarray(_compiled_pooler(config)({"params": model.params["pooler"]}, padded))[: len(states)]
+    pooled = np.asarray(_compiled_pooler(config)({"params": model.nested_params["pooler"]}, padded))[: len(states)]
     return pool(model, pooled, lengths, pooling) if is_late else pooled
 
 

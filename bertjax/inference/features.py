@@ -74,7 +74,7 @@ class FeatureExtractor:
         """
         config, truncation = self.model.config, TruncationCount(self.seq_len)
         hidden_states_of = make_hidden_states_fn(
-            config, self.model.params[ENCODER], self.model.mesh, self.layers, self.seq_len
+            config, self.model.nested_params[ENCODER], self.model.mesh, self.layers, self.seq_len
         )
         max_tokens = min(_MAX_SHARD_TOKENS, SHARD_BYTES // (4 * len(self.layers) * config.hidden_size))
         remaining = iter(texts)

@@ -278,7 +278,7 @@ def test_wrong_usage_is_refused(folders, capfd, tmp_path):
         assert message in refused(capfd, "predict", f"--checkpoint={folder}", *arguments.split())
     assert "a text is empty" in refused(capfd, "predict", f"--checkpoint={folders[CLASSES]}", "")
     model = load_model(folders[CLASSES])
-    own = dataclasses.replace(model, model_description=model.model_description | {"kind": "relations"})
+    own = dataclasses.replace(model, description=model.model_description | {"kind": "relations"})
     with pytest.raises(UsageError, match="its model is 'relations'.*--output"):
         predict.check_model(own, "")
 
@@ -320,6 +320,6 @@ def test_unknown_head_loads_as_encoder_and_unknown_encoder_parameter_is_refused(
         (folder / "checkpoints").rmtree()
         save_params(folder, checkpoint.params | extra, kind, checkpoint.config.architecture)
     loaded = load_model(tmp_path / "head", mesh)
-    assert isinstance(loaded.model, EncoderModel) and "discriminator" in loaded.params
+    assert isinstance(loaded.model, EncoderModel) and "discriminator" in loaded.nested_params
     with pytest.raises(UsageError, match="unknown parameter .*encoder/layers/mlp_gate/kernel"):
         load_model(tmp_path / "gate", mesh)
