@@ -13,16 +13,13 @@ from typing import NoReturn
 from bertjax.cli.bench import bench_input, bench_step
 from bertjax.cli.convert import convert, export
 from bertjax.cli.doctor import doctor
-from bertjax.cli.features import encode, features, fill_mask
-from bertjax.cli.inspect import describe, inspect
-from bertjax.cli.mine import mine
+from bertjax.cli.features import encode, features, fill_mask, mine
+from bertjax.cli.inspect import describe, inspect, plan
 from bertjax.cli.parser import Parser, Version
-from bertjax.cli.plan import plan
 from bertjax.cli.predict import ensemble, evaluate, predict, submission
 from bertjax.cli.prepare import prepare
 from bertjax.cli.reproduce import reproduce, table
-from bertjax.cli.sweep import sweep
-from bertjax.cli.train import train
+from bertjax.cli.train import sweep, train
 from bertjax.errors import INTERRUPTED, BertjaxError, UsageError, first_line, shortened
 from bertjax.utils.devices import skip_missing_tpu, use_huge_pages
 from bertjax.utils.terminal import configure_logging, exit_at_once, show

@@ -22,8 +22,8 @@ _CONFIG_HELP = (
     "experiment and its arguments, such as pretrain:size=base,seq_len=128 or FILE.py:ARGUMENTS, or config.json of a "
     "workdir"
 )
+TOPOLOGY_HELP = "topology of one slice, such as v3:4x4, v4:4x4x4 or v5e:16x16"
 _OVERRIDES_NOTE = "--config.FIELD=VALUE overrides a field, such as --config.optimizer.learning_rate=1e-3"
-_INTEGERS: dict[str, Any] = {"at_least": -(2**31), "at_most": 2**31 - 1}
 
 
 class Parser(argparse.ArgumentParser):
@@ -105,7 +105,7 @@ def exclusive(*options: Option) -> Option:
 
 def number(kind: type[int] | type[float], **bounds: Any) -> Callable[[str], float]:
     """Returns an argparse type that parses and checks a number. `bounds` are arguments of `Bounds`."""
-    allowed = Bounds(**(_INTEGERS if kind is int else {}) | bounds)
+    allowed = Bounds(**bounds)
 
     def parse(text: str) -> float:
         value = kind(text)
@@ -116,6 +116,11 @@ def number(kind: type[int] | type[float], **bounds: Any) -> Callable[[str], floa
     # argparse shows this name in its message about a ValueError.
     parse.__name__ = kind.__name__
     return parse
+
+
+def count(name: str, help: str, default: int | None = None, at_least: int = 1) -> Option:
+    """Declares an option whose value is an integer of at least `at_least`."""
+    return option(name, help, type=number(int, at_least=at_least, at_most=2**31 - 1), default=default)
 
 
 def step_range(text: str) -> range:
@@ -189,13 +194,3 @@ MFU = option(
     type=number(float, above=0, at_most=1),
     default=DEFAULT_MFU,
 )
-
-
-def topology_option(required: bool) -> Option:
-    """Declares `--topology`."""
-    return option(
-        "--topology",
-        "topology of one slice, such as v3:4x4, v4:4x4x4 or v5e:16x16",
-        required=required,
-        metavar="GENERATION:SIZE",
-    )

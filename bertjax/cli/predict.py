@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bertjax.cli.common import config_for_checkpoint, open_checkpoint
-from bertjax.cli.parser import CHECKPOINT, CONFIG, command, exclusive, flag, number, option
+from bertjax.cli.parser import CHECKPOINT, CONFIG, command, count, exclusive, flag, option
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
 
@@ -61,7 +61,7 @@ def evaluate(args: argparse.Namespace) -> None:
         option("--context", "passage that contains the answers", metavar="TEXT"),
         option("--context_file", "file with the passage that contains the answers", metavar="FILE"),
     ),
-    option("--seq_len", "maximum tokens per row (default: as in training, or the model's maximum)", type=number(int)),
+    count("--seq_len", "maximum tokens per row (default: as in training, or the model's maximum)"),
     flag("--json", "print one JSON object per text"),
     flag("--logits", "add logits to the output"),
     option(

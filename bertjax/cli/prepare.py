@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bertjax.cli.parser import case_options, command, flag, number, option
+from bertjax.cli.parser import case_options, command, count, flag, option
 from bertjax.errors import UsageError
 from bertjax.utils.hub import is_hub
 from bertjax.utils.terminal import show
@@ -36,20 +36,19 @@ _VOCAB_SIZE = 30522
         "kind of vocabulary to train: wordpiece, sentencepiece or bpe (byte-level, cased unless --uncased)",
         default="wordpiece",
     ),
-    option("--vocab_size", f"size of the vocabulary to train (default: {_VOCAB_SIZE})", type=number(int)),
-    option(
+    count("--vocab_size", f"size of the vocabulary to train (default: {_VOCAB_SIZE})"),
+    count(
         "--add_pieces",
         "number of pieces to learn from the text and append to the WordPiece or BPE vocabulary of --vocab (default: 0)",
-        type=number(int),
         default=0,
-        metavar="N",
+        at_least=0,
     ),
     case_options(
         "keep case and accents (default: detected from --vocab; uncased for a new vocabulary)",
         "convert to lower case; WordPiece also strips accents",
     ),
     option("--heldout", "fraction of documents to hold out for evaluation, in [0, 1)", type=float, default=0.01),
-    option("--workers", "number of processes (default: one per core)", type=number(int)),
+    count("--workers", "number of processes (default: one per core)"),
     option(
         "--runner", "local (processes on this machine) or beam (Apache Beam, local or on a cluster)", default="local"
     ),
@@ -65,8 +64,7 @@ _VOCAB_SIZE = 30522
 )
 def prepare(args: argparse.Namespace) -> None:
     """Creates a tokenized corpus from text, and trains a vocabulary unless --vocab is set."""
-    from bertjax.data.corpus.prepare import prepare as run
-    from bertjax.data.corpus.prepare import summary
+    from bertjax.data.corpus import prepare
 
     vocabulary = args.vocab
     if vocabulary and args.vocab_size is not None:
@@ -75,7 +73,7 @@ def prepare(args: argparse.Namespace) -> None:
         from bertjax.convert.convert import read_vocabulary
 
         vocabulary = read_vocabulary(vocabulary, args.lower_case)
-    manifest = run(
+    manifest = prepare.prepare(
         args.input,
         args.output,
         vocabulary=vocabulary,
@@ -90,4 +88,4 @@ def prepare(args: argparse.Namespace) -> None:
         data_dir=args.data_dir,
         overwrite=args.overwrite,
     )
-    show(summary(args.output, manifest))
+    show(prepare.summary(args.output, manifest))

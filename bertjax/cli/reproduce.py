@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.cli.common import join_cluster, print_result
-from bertjax.cli.parser import DISTRIBUTED, MFU, PRICE, command, flag, option, topology_option
+from bertjax.cli.parser import DISTRIBUTED, MFU, PRICE, TOPOLOGY_HELP, command, flag, option
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import duration, is_first, show
 
@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
         metavar="DIR",
     ),
     flag("--plan", "print the runs and their estimated time, then exit"),
-    *(topology_option(required=False), MFU, PRICE, DISTRIBUTED),
+    option("--topology", TOPOLOGY_HELP, metavar="GENERATION:SIZE"),
+    *(MFU, PRICE, DISTRIBUTED),
 )
 def reproduce(args: argparse.Namespace) -> None:
     """Runs all experiments of a table of the paper. Skips finished runs and resumes interrupted runs."""

@@ -1,10 +1,10 @@
-"""`bertjax train`: pre-training or fine-tuning of a model."""
+"""`bertjax train` and `bertjax sweep`: one training run, or runs over a grid of hyperparameters and random seeds."""
 
 import argparse
 import logging
 
 from bertjax.cli.common import join_cluster, open_init_checkpoint, parse_run_config, print_result
-from bertjax.cli.parser import DISTRIBUTED, INIT_FROM, PROFILE, REQUIRED_CONFIG, command, flag, option
+from bertjax.cli.parser import DISTRIBUTED, INIT_FROM, PROFILE, REQUIRED_CONFIG, command, count, flag, option
 from bertjax.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -61,3 +61,32 @@ def train(args: argparse.Namespace) -> None:
             keep_optimizer=args.keep_optimizer,
         )
         print_result(result)
+
+
+@command(
+    "bertjax sweep --config glue:task=rte,path=glue_data --init_from runs/base --workdir runs/rte "
+    "--grid optimizer.learning_rate=1e-4,3e-4 --grid data.batch_size=16,32",
+    REQUIRED_CONFIG,
+    option("--workdir", "sweep folder; resumed if it exists", required=True, metavar="DIR"),
+    *(INIT_FROM, DISTRIBUTED),
+    count("--seeds", "number of seeds per setting; each seed is one trial", default=1),
+    option(
+        "--grid",
+        "comma-separated values of a config field; repeat the option for more fields, to run all combinations "
+        "(default: the settings from the experiment's `sweep` function, or the named grid in the experiment's argument "
+        "`grid`)",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE,VALUE",
+    ),
+)
+def sweep(args: argparse.Namespace) -> None:
+    """Trains all settings of a grid, with one or more seeds each, and selects the best trial on the dev set."""
+    from bertjax.inference.guide import add_guide_vectors
+    from bertjax.training import sweep as sweeps
+    from bertjax.training.multihost import exit_on_host_error
+
+    distributed = join_cluster(args, parse_run_config(args).cluster)
+    with exit_on_host_error(), open_init_checkpoint(args, not distributed, sweeps.TRIALS) as init_from:
+        settings = (args.config, args.overrides, args.grid, args.seeds)
+        print_result(sweeps.sweep(*settings, args.workdir, init_from, add_guide_vectors))
