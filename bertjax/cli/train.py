@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 def train(args: argparse.Namespace) -> None:
     """Trains a model, or resumes training from the last checkpoint of the workdir."""
     from bertjax.convert.huggingface import export_problem
-    from bertjax.inference.guide import add_guide_vectors
+    from bertjax.inference.encode import add_guide_vectors
     from bertjax.tasks.build import build_task
     from bertjax.training.cached_features import add_cached_features
     from bertjax.training.checkpoint_config import fill_unset_fields
@@ -82,7 +82,7 @@ def train(args: argparse.Namespace) -> None:
 )
 def sweep(args: argparse.Namespace) -> None:
     """Trains all settings of a grid, with one or more seeds each, and selects the best trial on the dev set."""
-    from bertjax.inference.guide import add_guide_vectors
+    from bertjax.inference.encode import add_guide_vectors
     from bertjax.training import sweep as sweeps
     from bertjax.training.multihost import exit_on_host_error
 

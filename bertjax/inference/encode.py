@@ -20,10 +20,12 @@ from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import UsageError, quoted
 from bertjax.inference.features import METADATA, num_texts, texts_sha256, write_shards
 from bertjax.inference.inputs import Text, TruncationCount, as_tuples, tokenize
-from bertjax.inference.load import LoadedModel
+from bertjax.inference.load import LoadedModel, load_model
 from bertjax.model.config import AUTO, LEFT, ModelConfig
 from bertjax.model.heads import Pooler
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
+from bertjax.tasks.embedding.task import EmbedTask
+from bertjax.tasks.task import Task
 from bertjax.utils.io import atomic_file, check_free_space, reserve_blocks
 from bertjax.utils.json_files import read_object
 from bertjax.utils.terminal import progress_bar
@@ -258,3 +260,21 @@ def resolve_prompt(model: LoadedModel, pooling: str | None, prompt: str | None, 
         raise UsageError(f"prompt_name={quoted(prompt_name)} is unknown; {model.path} has the prompts: {names}")
     name = (default if pooling == AUTO else "") if prompt_name is None else prompt_name
     return prompts.get(name, "") if prompt is None else prompt
+
+
+def add_guide_vectors(task: Task) -> None:
+    """Adds the guide model's vectors to an embedding task whose loss needs them. Call this before training."""
+    if not isinstance(task, EmbedTask) or not task.config.loss.needs_guide:
+        return
+    model, vectors = load_model(task.config.data.guide), []
+    for file in task.files:
+        columns = range(file.num_columns)
+        arrays = [encode_texts(model, file.strings[i :: file.num_columns], is_query=i == 0) for i in columns]
+        vectors.append(np.stack(arrays, axis=1))
+    width, expected = vectors[0].shape[-1], task.objective.model.width
+    if task.config.embed.loss == "distill_vectors" and width != expected:
+        raise UsageError(
+            f"the vectors of {task.config.data.guide} have {width} components, but the model's have {expected}; set "
+            f"--config.embed.dense={width}"
+        )
+    task.add_guide(vectors)
