@@ -33,8 +33,6 @@ def ensemble(
     passage. Models may differ in size. `read_config` returns the prediction config of a checkpoint. In the result,
     `members` contains the fingerprint and metrics of each model. Without labels, there are no metrics.
     """
-    if len(checkpoints) < 2:
-        raise UsageError(f"an ensemble needs several checkpoints, not {len(checkpoints)}; repeat --checkpoint")
     if (Path(folder) / CONFIG).exists():
         raise UsageError(f"{folder} is a workdir, and its {RESULTS} would be overwritten; choose another --output")
     fingerprints = [saved_fingerprint(checkpoint) for checkpoint in checkpoints]

@@ -238,8 +238,6 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
     if "masked_lm" not in model.nested_params and model.config.has_lm_head_params:
         raise UsageError(f"{model.path} lacks the parameters masked_lm; use a checkpoint with a masked-LM head")
     vocabulary, max_len = model.vocabulary, model.config.max_row_tokens
-    if not 1 <= top <= vocabulary.size:
-        raise UsageError(f"top={top} is out of range; use 1 to {vocabulary.size}")
     mask = vocabulary.pieces[vocabulary.mask_id]
     text_ids = model.tokenizer.encode_with_special(text.replace(_MASK, mask))
     if vocabulary.mask_id not in text_ids:

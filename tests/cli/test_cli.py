@@ -137,8 +137,6 @@ def test_terminal_control_characters_are_escaped(capfd, corpus, monkeypatch):
         ("return changed(steps=None)", "config.steps is None; .* an integer"),
         ("return None", "needs a function get_config that returns a ConfigDict"),
         ("pass\ndel get_config", "needs a function get_config"),
-        ("return changed()\ndef sweep(arguments):\n    return ['ab']", "yields \\['ab'\\]; yield dictionaries"),
-        ("return changed()\ndef sweep(arguments):\n    return []", "yields \\[\\]; yield dictionaries"),
     ],
 )
 def test_invalid_custom_experiment_is_rejected(capfd, tmp_path, code, message):
