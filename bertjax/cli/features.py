@@ -177,9 +177,7 @@ def mine(args: argparse.Namespace) -> None:
     numbers = Counter(len(indices) for indices, _, _ in mined)
     found = ", ".join(f"{number} each for {numbers[number]:,} anchors" for number in sorted(numbers)[::-1])
     if not rows:
-        raise UsageError(
-            f"too few negatives: {found}; lower --negatives, --first_rank or --margin, or raise --last_rank"
-        )
+        raise UsageError(f"too few negatives: {found}; lower --negatives, --first_rank, --margin or raise --last_rank")
     negative_cosines, positive_cosines = (np.concatenate([row[i] for row in mined]) for i in (1, 2))
     logger.info(
         f"negatives: {found}; mean cosine: positives {positive_cosines.mean():.3f}, negatives "

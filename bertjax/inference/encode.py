@@ -168,10 +168,7 @@ class VectorEncoder:
         if self.pooling not in POOLINGS and self._embedder is None:
             raise UsageError(f"{self.model.path} has no pooling module; set pooling to {poolings}")
         if self._embedder is not None and self._embedder.refusal:
-            raise UsageError(
-                f"{self._embedder.refusal}; to encode without its sentence-transformers modules, set pooling to "
-                f"None, {poolings}"
-            )
+            raise UsageError(f"{self._embedder.refusal}; to encode without its modules, set pooling to {poolings}")
 
     @property
     def _embedder(self) -> SentenceEmbedder | None:
@@ -273,8 +270,5 @@ def add_guide_vectors(task: Task) -> None:
         vectors.append(np.stack(arrays, axis=1))
     width, expected = vectors[0].shape[-1], task.objective.model.width
     if task.config.embed.loss == "distill_vectors" and width != expected:
-        raise UsageError(
-            f"the vectors of {task.config.data.guide} have {width} components, but the model's have {expected}; set "
-            f"--config.embed.dense={width}"
-        )
+        raise UsageError(f"{task.config.data.guide} has {width} components; set --config.embed.dense={width}")
     task.add_guide(vectors)

@@ -165,9 +165,7 @@ def write_shards(folder: Path, extractor: Any, texts: Iterable[Text]) -> Iterato
         if not saved and any(folder.iterdir()):
             raise UsageError(f"{folder} contains files other than features; choose another --output")
         if changed := [name for name in metadata if saved and saved.get(name) != metadata[name]]:
-            raise UsageError(
-                f"{folder} contains features with different {changed[0]}; remove it, or choose another output"
-            )
+            raise UsageError(f"{folder} contains features with different {changed[0]}; remove it or use another output")
         remaining = iter(texts)
         num_shards, num_done = 0, 0
         while (file := folder / f"{num_shards:05}.npz").exists():

@@ -36,10 +36,7 @@ def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial
     """
     contents = {name: read_utf8(folder / name) for name in NUM_TEST_EXAMPLES if (folder / name).is_file()}
     if not contents:
-        raise UsageError(
-            f"{folder} contains none of the prediction files {', '.join(NUM_TEST_EXAMPLES)}; write them with "
-            f"`bertjax predict --output {folder}`"
-        )
+        raise UsageError(f"{folder} has no prediction files such as CoLA.tsv; run `bertjax predict --output {folder}`")
     notes = []
     if wnli_by_majority:
         source = "replaces the file of the folder" if _WNLI in contents else "not in the folder"
@@ -55,10 +52,7 @@ def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial
         if num_rows != NUM_TEST_EXAMPLES[name]:
             problems.append(f"{name} has {num_rows:,} predictions instead of {NUM_TEST_EXAMPLES[name]:,}")
     if problems and not partial:
-        raise BertjaxError(
-            f"incomplete submission, which the GLUE server rejects: {'; '.join(problems)}; predict the missing tasks, "
-            "or use --partial"
-        )
+        raise BertjaxError(f"incomplete submission: {'; '.join(problems)}; predict the missing tasks, or use --partial")
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(contents):

@@ -227,9 +227,7 @@ def with_params_and_output_layer(
         modules |= {*checkpoint.family.classes[checkpoint.family.class_name(output_kind, set())].modules}
     expected = {each.path: each.stacked_shape for each in checkpoint.parameters if each.module in modules}
     if problem := shape_differences({name: array.shape for name, array in arrays.items()}, expected):
-        raise UsageError(
-            f"params do not match the model: {problem}; correct them, or set output_kind for a new {CLASSIFIER}"
-        )
+        raise UsageError(f"wrong params: {problem}; correct them, or set output_kind for a new {CLASSIFIER}")
     return _from_portable(checkpoint, model.path, model.mesh, InferenceDefaults())
 
 

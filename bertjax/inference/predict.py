@@ -165,10 +165,7 @@ def check_model(model: LoadedModel, context: str) -> None:
     """Raises a UsageError if a model has no output layer for texts, or if `context` is missing or not used."""
     module = model.model_description["kind"]
     if not model.output_kind or module not in (SequenceModel.KIND, TokenModel.KIND):
-        raise UsageError(
-            f"{model.path} has no output layer for texts (its model is {module!r}); fine-tune it with `bertjax train "
-            "--init_from`, predict masked words with fill_mask, or predict a task's data with --output"
-        )
+        raise UsageError(f"{model.path} has no output layer for texts (model {module!r}); fine-tune it or use --output")
     if (model.output_kind == SPANS) != bool(context):
         fix = "omit context" if context else "set context to the passage"
         raise UsageError(f"{model.path} predicts {model.output_kind}; {fix}")
