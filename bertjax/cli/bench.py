@@ -4,25 +4,14 @@ import argparse
 import json
 
 from bertjax.cli.common import open_config, parse_run_config
-from bertjax.cli.parser import (
-    CONFIG,
-    INIT_FROM,
-    JSON,
-    PROFILE,
-    REQUIRED_CONFIG,
-    RUN_CHECKPOINT,
-    command,
-    count,
-    number,
-    option,
-)
+from bertjax.cli.parser import JSON, PROFILE, REQUIRED_CONFIG, RUN, command, count, number, option
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import format_table
 
 
 @command(
     "bertjax bench step --config pretrain:size=base,batch=sequences --config.data.batch_size=8",
-    *(CONFIG, INIT_FROM, RUN_CHECKPOINT),
+    *RUN,
     count("--steps", "number of timed steps, after one step for compilation", default=10),
     *(JSON, PROFILE),
 )

@@ -16,9 +16,7 @@ logger = logging.getLogger(__name__)
 
 @command(
     'bertjax fill_mask --checkpoint runs/mini "Paris is the [MASK] of France."',
-    option(
-        "texts", "text with [MASK], or the model's mask token, for each token to predict", nargs="+", metavar="text"
-    ),
+    option("texts text", "text with [MASK], or the model's mask token, for each token to predict", nargs="+"),
     CHECKPOINT,
     count("--top", "number of predicted tokens to print per [MASK]", default=5),
 )
@@ -43,21 +41,13 @@ def layer_indices(text: str) -> tuple[int, ...]:
 
 @command(
     'bertjax features --checkpoint runs/mini "A river bank." "A bank account." --layers=-1,-2 --output banks',
-    option("texts", "text, or two texts separated by |||", nargs="*", metavar="text"),
+    option("texts text", "text, or two texts separated by |||", nargs="*"),
     CHECKPOINT,
-    option("--input", "file with one text per line (-: standard input)", metavar="FILE"),
-    option(
-        "--layers",
-        "comma-separated layer indices, such as --layers=-1,-2; 0 is the embeddings, -1 is the last layer",
-        type=layer_indices,
-        default="-1",
-    ),
+    option("--input FILE", "file with one text per line (-: standard input)"),
+    option("--layers", "layers, such as --layers=-1,-2; 0 is the embeddings", type=layer_indices, default="-1"),
     count("--seq_len", "maximum tokens per text (default: the model's maximum)"),
     option(
-        "--output",
-        "folder for .npz files of about 64 MB each, with the arrays that docs/finetuning.md describes; an interrupted "
-        "command resumes after the last complete file",
-        metavar="DIR",
+        "--output DIR", "folder for .npz files, see docs/finetuning.md; to resume, run an interrupted command again"
     ),
     count("--show", "number of texts to print", default=5, at_least=0),
 )
@@ -86,13 +76,10 @@ def features(args: argparse.Namespace) -> None:
 @command(
     "bertjax encode --checkpoint runs/embedder --input texts.txt --output vectors.npy",
     CHECKPOINT,
-    option("--input", "file with one text per line (-: standard input)", required=True, metavar="FILE"),
-    option("--output", ".npy file; to resume, run an interrupted command again", required=True, metavar="FILE"),
+    option("--input FILE", "file with one text per line (-: standard input)", required=True),
+    option("--output FILE", ".npy file; to resume, run an interrupted command again", required=True),
     option("--pooling", "pooling of the last layer (default: the model's modules)", choices=("cls", "mean")),
-    option(
-        "--prompt_name",
-        "name of the model's prompt to prepend to each text, such as query (default: the model's default prompt)",
-    ),
+    option("--prompt_name", "prompt of the model to prepend, such as query (default: the model's default prompt)"),
     option("--dtype", "dtype of the computation (default: the checkpoint's)", choices=("float32", "bfloat16")),
 )
 def encode(args: argparse.Namespace) -> None:
@@ -113,11 +100,11 @@ def encode(args: argparse.Namespace) -> None:
 @command(
     "bertjax mine --checkpoint runs/embed --input pairs.tsv --output hard.tsv --negatives 4 --margin 0.05",
     CHECKPOINT,
-    option("--input", ".tsv, .csv or .jsonl file with anchors and positives", required=True, metavar="FILE"),
-    option("--output", ".tsv, .csv or .jsonl file, which is replaced if it exists", required=True, metavar="FILE"),
+    option("--input FILE", ".tsv, .csv or .jsonl file with anchors and positives", required=True),
+    option("--output FILE", ".tsv, .csv or .jsonl file, which is replaced if it exists", required=True),
     option("--anchor", "name of the column with anchors, such as questions", default="anchor"),
     option("--positive", "name of the column with positives, such as answers", default="positive"),
-    option("--corpus", "file with more documents: one text per line, or BEIR's corpus.jsonl", metavar="FILE"),
+    option("--corpus FILE", "file with more documents: one text per line, or BEIR's corpus.jsonl"),
     count("--negatives", "number of negatives per row", default=1),
     count("--first_rank", "first rank to use; rank 1 is the nearest non-positive document", default=1),
     count("--last_rank", "last rank (default: --negatives ranks, or 10 times as many with --margin)"),

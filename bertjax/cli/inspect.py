@@ -7,20 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from bertjax.cli.common import open_config, parse_run_config
-from bertjax.cli.parser import (
-    CONFIG,
-    INIT_FROM,
-    JSON,
-    MFU,
-    PRICE,
-    REQUIRED_CONFIG,
-    RUN_CHECKPOINT,
-    TOPOLOGY_HELP,
-    command,
-    count,
-    flag,
-    option,
-)
+from bertjax.cli.parser import COST, INIT_FROM, JSON, REQUIRED_CONFIG, RUN, TOPOLOGY_HELP, command, count, flag, option
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
 
@@ -31,10 +18,10 @@ logger = logging.getLogger(__name__)
     "bertjax inspect --config pretrain:corpus=runs/corpus --rows 2\n"
     "  bertjax inspect --config text:train=train.csv,dev=dev.csv --init_from runs/base\n"
     "  bertjax inspect --checkpoint runs/topic",
-    *(CONFIG, INIT_FROM, RUN_CHECKPOINT),
+    *RUN,
     count("--steps", "number of batches to print, starting at step 0", default=1),
     count("--rows", "number of rows to print per batch", default=3),
-    option("--npz", "write the complete batches to this file", metavar="FILE"),
+    option("--npz FILE", "write the complete batches to this file"),
 )
 def inspect(args: argparse.Namespace) -> None:
     """Prints training batches as text."""
@@ -63,7 +50,7 @@ def inspect(args: argparse.Namespace) -> None:
 
 @command(
     "bertjax describe --config pretrain:size=large,phases=2\n  bertjax describe --checkpoint runs/base",
-    *(CONFIG, INIT_FROM, RUN_CHECKPOINT),
+    *RUN,
     flag("--fields", "print only the config fields and their meanings"),
 )
 def describe(args: argparse.Namespace) -> None:
@@ -81,10 +68,10 @@ def describe(args: argparse.Namespace) -> None:
 
 @command(
     "bertjax plan --config pretrain:size=large,seq_len=512 --config.model.remat=full --topology v5e:16x16",
-    *(REQUIRED_CONFIG, INIT_FROM, MFU, PRICE),
-    option("--topology", TOPOLOGY_HELP, required=True, metavar="GENERATION:SIZE"),
+    *(REQUIRED_CONFIG, INIT_FROM, *COST),
+    option("--topology GENERATION:SIZE", TOPOLOGY_HELP, required=True),
     count("--slices", "number of slices, connected by the data-center network", default=1),
-    *(JSON, option("--output", "write the plan to this JSON file", metavar="FILE")),
+    *(JSON, option("--output FILE", "write the plan to this JSON file")),
 )
 def plan(args: argparse.Namespace) -> None:
     """Compiles the train step with the TPU compiler, without a TPU, and estimates memory, time and cost."""

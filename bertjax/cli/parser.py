@@ -81,8 +81,11 @@ def command(example: str, *options: Option) -> Callable[[Callable[[argparse.Name
 
 
 def option(name: str, help: str, **settings: Any) -> Option:
-    """Declares an option or argument. `settings` are parameters of `add_argument`."""
-    if settings.get("metavar", "").partition("[")[0] in PATH_METAVARS:
+    """Declares an option or argument, such as `--output DIR`. `settings` are parameters of `add_argument`."""
+    name, _, metavar = name.partition(" ")
+    if metavar:
+        settings["metavar"] = metavar
+    if metavar.partition("[")[0] in PATH_METAVARS:
         settings.setdefault("type", _path)
     return lambda parser: parser.add_argument(name, help=help, **settings)
 
@@ -142,7 +145,7 @@ def config_option(required: bool = False) -> Option:
     """Declares `--config` and the overrides of config fields, `--config.FIELD=VALUE`."""
 
     def add(parser: Any) -> None:
-        option("--config", _CONFIG_HELP, required=required, metavar="NAME[:ARGS]")(parser)
+        option("--config NAME[:ARGS]", _CONFIG_HELP, required=required)(parser)
         parser.epilog += f"\n\n{_OVERRIDES_NOTE}"
         parser.set_defaults(overrides=())
 
@@ -158,39 +161,17 @@ def case_options(cased: str, uncased: str) -> Option:
 
 
 CONFIG, REQUIRED_CONFIG = config_option(), config_option(required=True)
-CHECKPOINT = option("--checkpoint", CHECKPOINT_HELP, required=True, metavar="CKPT")
-INIT_FROM = option(
-    "--init_from",
-    "checkpoint with the initial parameters, which sets the architecture and the default vocabulary of the run: "
-    f"{CHECKPOINT_HELP}",
-    metavar="CKPT",
-)
-# Source of the config for commands that describe a run but do not train.
-RUN_CHECKPOINT = option(
-    "--checkpoint",
-    "workdir, or a checkpoint in it; its config is used, so --config and --init_from must not be set",
-    metavar="CKPT",
+CHECKPOINT = option("--checkpoint CKPT", CHECKPOINT_HELP, required=True)
+INIT_FROM = option("--init_from CKPT", f"initial parameters, architecture and vocabulary: {CHECKPOINT_HELP}")
+# Sources of the config for commands that describe a run but do not train.
+RUN = (
+    *(CONFIG, INIT_FROM),
+    option("--checkpoint CKPT", "workdir or checkpoint in it, instead of --config and --init_from"),
 )
 JSON = flag("--json", "print JSON instead of a table")
-DISTRIBUTED = flag(
-    "--distributed",
-    "require several processes, and fail if there is only one (default: detect processes automatically)",
-)
-PROFILE = option(
-    "--profile",
-    "profile steps START to STOP - 1 with jax.profiler, for TensorBoard or xprof",
-    type=step_range,
-    default="",
-    metavar="START:STOP",
-)
-PRICE = option(
-    "--price_per_chip_hour",
-    "price of a chip-hour in any currency, to print the cost",
-    type=number(float, at_least=0, below=float("inf")),
-)
-MFU = option(
-    "--mfu",
-    "model-FLOPs utilization assumed for the step time, in (0, 1]",
-    type=number(float, above=0, at_most=1),
-    default=DEFAULT_MFU,
+DISTRIBUTED = flag("--distributed", "fail if there is only one process (default: detect processes automatically)")
+PROFILE = option("--profile START:STOP", "profile steps START to STOP - 1 for TensorBoard", type=step_range, default="")
+COST = (
+    option("--mfu", "assumed model-FLOPs utilization", type=number(float, above=0, at_most=1), default=DEFAULT_MFU),
+    option("--price_per_chip_hour", "price in any currency", type=number(float, at_least=0, below=1e9)),
 )

@@ -49,29 +49,19 @@ def evaluate(args: argparse.Namespace) -> None:
     '  bertjax predict --checkpoint runs/squad --context_file passage.txt "who wrote it?"\n'
     "  bertjax predict --checkpoint runs/mrpc --output runs/glue --columns index",
     CONFIG,
-    option(
-        "texts",
-        "sentence, words to tag, or question; ||| separates the texts of a pair, or a context and its endings",
-        nargs="*",
-        metavar="text",
-    ),
+    option("texts text", "sentence, words to tag or question; ||| separates the texts of an example", nargs="*"),
     CHECKPOINT,
-    option("--text", "file with one text per line (-: standard input)", metavar="FILE"),
+    option("--text FILE", "file with one text per line (-: standard input)"),
     exclusive(
-        option("--context", "passage that contains the answers", metavar="TEXT"),
-        option("--context_file", "file with the passage that contains the answers", metavar="FILE"),
+        option("--context TEXT", "passage that contains the answers"),
+        option("--context_file FILE", "file with the passage that contains the answers"),
     ),
     count("--seq_len", "maximum tokens per row (default: as in training, or the model's maximum)"),
     flag("--json", "print one JSON object per text"),
     flag("--logits", "add logits to the output"),
-    option(
-        "--output",
-        "folder for predictions of the task's data: files in the official format, and .jsonl files with the "
-        "line number, prediction and probabilities of each example. Existing files are replaced",
-        metavar="DIR",
-    ),
+    option("--output DIR", "folder for predictions of the task's data: official format and .jsonl; replaces files"),
     option("--split", f"{_TASK_SPLIT} (default: test)"),
-    option("--columns", "columns of the task's data to copy to the .jsonl files", metavar="NAME,NAME"),
+    option("--columns NAME,NAME", "columns of the task's data to copy to the .jsonl files"),
 )
 def predict(args: argparse.Namespace) -> None:
     """Prints predictions for texts, or writes predictions for the task's data in the official format."""
@@ -126,15 +116,9 @@ def _predict_texts(args: argparse.Namespace) -> None:
 @command(
     "bertjax ensemble --checkpoint runs/squad1 --checkpoint runs/squad2 --output runs/ensemble",
     CONFIG,
-    option(
-        "--checkpoint",
-        "fine-tuned checkpoint of the ensemble; repeat the option for each checkpoint",
-        required=True,
-        action="append",
-        metavar="CKPT",
-    ),
+    option("--checkpoint CKPT", "fine-tuned checkpoint; may be repeated", required=True, action="append"),
     option("--split", _TASK_SPLIT, default="dev"),
-    option("--output", "folder for predictions and results.json", required=True, metavar="DIR"),
+    option("--output DIR", "folder for predictions and results.json", required=True),
 )
 def ensemble(args: argparse.Namespace) -> None:
     """Averages the logits of several fine-tuned checkpoints, writes predictions and prints metrics."""
@@ -150,8 +134,8 @@ def ensemble(args: argparse.Namespace) -> None:
 
 @command(
     "bertjax submission --predictions runs/submission --output runs/submission.zip",
-    option("--predictions", "folder with the prediction files of all tasks", required=True, metavar="DIR"),
-    option("--output", "archive to write", required=True, metavar="FILE"),
+    option("--predictions DIR", "folder with the prediction files of all tasks", required=True),
+    option("--output FILE", "archive to write", required=True),
     flag("--own_wnli", "use WNLI.tsv from the predictions folder instead of predicting the majority class for WNLI"),
     flag("--partial", "write the archive even if files or rows are missing; the GLUE server rejects such an archive"),
 )

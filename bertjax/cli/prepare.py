@@ -16,50 +16,26 @@ _VOCAB_SIZE = 30522
     "bertjax prepare --input 'prose:books/*.txt' --vocab_size 8000 --output runs/corpus\n"
     "  bertjax prepare --input 'wiki:wikipedia/**' --output runs/wikipedia --runner beam",
     option(
-        "--input",
-        "input texts, one or more of text:GLOB (one sentence per line), prose:GLOB (running text), wiki:GLOB "
-        "(WikiExtractor files), tfds:NAME/CONFIG:SPLIT (TensorFlow Datasets) and hf:ORG/NAME/CONFIG:SPLIT#COLUMN "
-        "(Hugging Face Hub)",
+        "--input SPEC",
+        "one or more of text:GLOB (one sentence per line), prose:GLOB (running text), wiki:GLOB (WikiExtractor), "
+        "tfds:NAME/CONFIG:SPLIT (TensorFlow Datasets) and hf:ORG/NAME/CONFIG:SPLIT#COLUMN (Hugging Face Hub)",
         nargs="+",
         required=True,
-        metavar="SPEC",
     ),
-    option("--output", "folder of the corpus; must not exist unless --overwrite is set", required=True, metavar="DIR"),
-    option(
-        "--vocab",
-        "vocab.txt, SentencePiece .model, tokenizer.json or a checkpoint such as hf:google-bert/bert-base-uncased "
-        "(default: train a vocabulary)",
-        metavar="FILE",
-    ),
-    option(
-        "--vocab_kind",
-        "kind of vocabulary to train: wordpiece, sentencepiece or bpe (byte-level, cased unless --uncased)",
-        default="wordpiece",
-    ),
+    option("--output DIR", "folder of the corpus; must not exist unless --overwrite is set", required=True),
+    option("--vocab FILE", "vocab.txt, .model, tokenizer.json or checkpoint (default: train a vocabulary)"),
+    option("--vocab_kind", "vocabulary to train: wordpiece, sentencepiece or bpe (byte-level)", default="wordpiece"),
     count("--vocab_size", f"size of the vocabulary to train (default: {_VOCAB_SIZE})"),
-    count(
-        "--add_pieces",
-        "number of pieces to learn from the text and append to the WordPiece or BPE vocabulary of --vocab (default: 0)",
-        default=0,
-        at_least=0,
-    ),
+    count("--add_pieces", "number of pieces to learn and append to --vocab (default: 0)", default=0, at_least=0),
     case_options(
         "keep case and accents (default: detected from --vocab; uncased for a new vocabulary)",
         "convert to lower case; WordPiece also strips accents",
     ),
     option("--heldout", "fraction of documents to hold out for evaluation, in [0, 1)", type=float, default=0.01),
     count("--workers", "number of processes (default: one per core)"),
-    option(
-        "--runner", "local (processes on this machine) or beam (Apache Beam, local or on a cluster)", default="local"
-    ),
-    option(
-        "--runner_options",
-        "Beam pipeline options, such as runner=DataflowRunner project=P region=R temp_location=gs://...",
-        nargs="+",
-        default=[],
-        metavar="NAME=VALUE",
-    ),
-    option("--data_dir", "data folder of TensorFlow Datasets", metavar="DIR"),
+    option("--runner", "local (processes on this machine) or beam (Apache Beam)", default="local"),
+    option("--runner_options NAME=VALUE", "Beam options, such as runner=DataflowRunner", nargs="+", default=[]),
+    option("--data_dir DIR", "data folder of TensorFlow Datasets"),
     flag("--overwrite", "replace an existing corpus"),
 )
 def prepare(args: argparse.Namespace) -> None:

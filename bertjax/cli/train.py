@@ -13,20 +13,12 @@ logger = logging.getLogger(__name__)
 @command(
     "bertjax train --config pretrain:size=mini,corpus=runs/corpus --workdir runs/mini",
     REQUIRED_CONFIG,
-    option(
-        "--workdir", "folder of checkpoints, metrics and curves; resumed if it exists", required=True, metavar="DIR"
-    ),
+    option("--workdir DIR", "folder of checkpoints, metrics and curves; resumed if it exists", required=True),
     INIT_FROM,
     DISTRIBUTED,
     PROFILE,
     flag("--keep_optimizer", "start pre-training with the optimizer state of --init_from, at step 0 of the schedule"),
-    option(
-        "--tracker",
-        "experiment tracker to log metrics to; repeat the option to use both trackers",
-        action="append",
-        default=[],
-        choices=("wandb", "trackio"),
-    ),
+    option("--tracker", "metric tracker; may be repeated", action="append", default=[], choices=("wandb", "trackio")),
 )
 def train(args: argparse.Namespace) -> None:
     """Trains a model, or resumes training from the last checkpoint of the workdir."""
@@ -67,17 +59,14 @@ def train(args: argparse.Namespace) -> None:
     "bertjax sweep --config glue:task=rte,path=glue_data --init_from runs/base --workdir runs/rte "
     "--grid optimizer.learning_rate=1e-4,3e-4 --grid data.batch_size=16,32",
     REQUIRED_CONFIG,
-    option("--workdir", "sweep folder; resumed if it exists", required=True, metavar="DIR"),
+    option("--workdir DIR", "sweep folder; resumed if it exists", required=True),
     *(INIT_FROM, DISTRIBUTED),
     count("--seeds", "number of seeds per setting; each seed is one trial", default=1),
     option(
-        "--grid",
-        "comma-separated values of a config field; repeat the option for more fields, to run all combinations "
-        "(default: the settings from the experiment's `sweep` function, or the named grid in the experiment's argument "
-        "`grid`)",
+        "--grid FIELD=VALUE,VALUE",
+        "values of a config field; repeat for all combinations (default: the experiment's `sweep` or argument `grid`)",
         action="append",
         default=[],
-        metavar="FIELD=VALUE,VALUE",
     ),
 )
 def sweep(args: argparse.Namespace) -> None:
