@@ -18,16 +18,11 @@ from jax.sharding import Mesh, Sharding
 
 from bertjax.config.load import load_saved_config
 from bertjax.config.mesh import MeshConfig
+from bertjax.convert import portable
 from bertjax.convert.arrays import shape_differences
 from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, read_checkpoint
 from bertjax.convert.family import CLASSIFIER, OUTPUT_KINDS
-from bertjax.convert.portable import (
-    PortableCheckpoint,
-    check_portable,
-    missing_vocabulary,
-    read_workdir,
-    without_embedding_layers,
-)
+from bertjax.convert.portable import PortableCheckpoint
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import UsageError, quoted
@@ -181,7 +176,8 @@ def load_model(
     local = local_checkpoint(path)
     if detect_format(local) == BERTJAX and lower_case is None:
         folder = find_checkpoint(local)
-        checkpoint, defaults = read_workdir(folder, any_kind=True), _read_inference_defaults(workdir_of(folder))
+        checkpoint = portable.read_workdir(folder, any_kind=True)
+        defaults = _read_inference_defaults(workdir_of(folder))
     else:
         checkpoint, defaults = read_checkpoint(local, lower_case), InferenceDefaults()
         for note in checkpoint.notes:
@@ -216,7 +212,7 @@ def with_params_and_output_layer(
         raise UsageError(f"params lacks {CLASSIFIER!r}, the output layer for output_kind={output_kind!r}; add it")
     # Reject models with `config.feature_head`: the new output layer would read the encoder's last hidden states instead
     # of the output of the feature head.
-    check_portable(model.model_description, model.path)
+    portable.check_portable(model.model_description, model.path)
     names = tuple(map(str, labels))
     checkpoint = PortableCheckpoint(model.config, arrays, model.vocabulary, output_kind, names, embedder=model.embedder)
     is_named = not isinstance(labels, str) and len(names) == len({*names} - {""}) == checkpoint.num_outputs
@@ -233,14 +229,14 @@ def with_params_and_output_layer(
 
 def to_portable(model: LoadedModel) -> PortableCheckpoint:
     """Converts a loaded model to an in-memory checkpoint. Raises a UsageError if no format supports the model."""
-    check_portable(model.model_description, model.path)
-    arrays = without_embedding_layers(model.model_description, jax.device_get(model.params))
+    portable.check_portable(model.model_description, model.path)
+    arrays = portable.without_embedding_layers(model.model_description, jax.device_get(model.params))
     return dataclasses.replace(model, params=arrays, description=None, notes=(), source="-")
 
 
 def _from_portable(checkpoint: PortableCheckpoint, path: str, mesh: Mesh, defaults: InferenceDefaults) -> LoadedModel:
     if checkpoint.vocabulary is None:
-        raise missing_vocabulary(path)
+        raise portable.missing_vocabulary(path)
     shardings: dict[str, Sharding] = {}
     # Tracing the model takes 0.3 s. It is needed only for the shardings of several devices, and to find unknown
     # parameters, which only checkpoints in bertjax's format may contain.
