@@ -95,10 +95,7 @@ def pack_batches(lengths: np.ndarray, max_len: int) -> Iterator[tuple[np.ndarray
 
     Yields the text indices of each batch, int64 [rows, K] with `NO_EXAMPLE` at unused places, and its row length.
     """
-    row_lens = _row_lens(lengths, max_len)
-    packed = _pack(lengths, row_lens)
-    for row_len in row_lens:
-        rows = [texts for length, texts in packed if length == row_len]
+    for row_len, rows in _pack(lengths, _row_lens(lengths, max_len)).items():
         num_rows = max(1, _BATCH_TOKENS // row_len)
         if len(rows) < num_rows:
             num_rows = 1 << (len(rows) - 1).bit_length()
@@ -126,23 +123,23 @@ def _row_lens(lengths: np.ndarray, max_len: int) -> list[int]:
     return [*row_lens, min(row_len, max_len)]
 
 
-def _pack(lengths: np.ndarray, row_lens: list[int]) -> list[tuple[int, list[int]]]:
+def _pack(lengths: np.ndarray, row_lens: list[int]) -> dict[int, list[list[int]]]:
     """Assigns texts to rows, longest first, each to the fullest row with enough space or to a new row.
 
-    Returns length and text indices of each row.
+    Returns the text indices of each row, keyed by row length.
     """
-    rows: list[tuple[int, list[int]]] = []
+    rows: dict[int, list[list[int]]] = {row_len: [] for row_len in row_lens}
     # `free[n]` lists the rows with n free tokens.
-    free: list[list[int]] = [[] for _ in range(row_lens[-1] + 1)] if row_lens else []
+    free: list[list[list[int]]] = [[] for _ in range(row_lens[-1] + 1)] if row_lens else []
     for index in np.argsort(-lengths, kind="stable").tolist():
         length = min(int(lengths[index]), row_lens[-1])
         space = next((space for space in range(length, len(free)) if free[space]), None)
         if space is None:
             space = next(row_len for row_len in row_lens if row_len >= length)
-            rows.append((space, []))
-            free[space].append(len(rows) - 1)
+            free[space].append([])
+            rows[space].append(free[space][-1])
         row = free[space].pop()
-        rows[row][1].append(index)
+        row.append(index)
         free[space - length].append(row)
     return rows
 
