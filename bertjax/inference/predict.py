@@ -41,14 +41,7 @@ _MASK = "[MASK]"
 
 @dataclasses.dataclass(frozen=True)
 class TextPredictor:
-    """Fine-tuned model with prediction options.
-
-    Attributes:
-      model: fine-tuned model.
-      context: passage that contains the answers (only for question answering).
-      with_logits: whether records include logits.
-      truncation: counts of encoded and of truncated texts, updated in place.
-    """
+    """Fine-tuned model with prediction options; see `predict_texts`. `truncation` is updated in place."""
 
     model: LoadedModel
     context: str
@@ -174,7 +167,6 @@ def check_model(model: LoadedModel, context: str) -> None:
 def predict_texts(
     model: LoadedModel,
     inputs: Iterable[str | Texts],
-    *,
     context: str = "",
     seq_len: int | None = None,
     logits: bool = False,
@@ -193,9 +185,8 @@ def predict_texts(
     """
     check_model(model, context)
     row_len = model.row_len(seq_len)
-    if seq_len is None:
-        row_len = min(model.defaults.seq_len or row_len, row_len)
-    truncation = TruncationCount(row_len)
+    default = model.defaults.seq_len if seq_len is None else 0
+    truncation = TruncationCount(min(default or row_len, row_len))
     predictor = TextPredictor(model, context, logits, truncation)
     remaining = iter(inputs)
     while chunk := list(itertools.islice(remaining, _CHUNK_TEXTS)):
