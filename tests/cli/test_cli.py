@@ -238,10 +238,7 @@ def nan_attention(query, *_, **__):
 
 @pytest.mark.ci
 def test_bench_step_measures_only_the_first_phase_and_reports_non_finite_losses(capfd):
-    overrides = (
-        "--config.data.seq_len=16",
-        f"--config.model.attention={__name__}.nan_attention",
-    )
+    overrides = ("--config.data.seq_len=16", f"--config.model.attention={__name__}.nan_attention")
     main(["bench", "step", "--config", f"{TINY},phases=2", "--steps=1", "--json", *overrides])
     out, error = capfd.readouterr()
     assert re.search("not finite: .*mlm_loss", error)

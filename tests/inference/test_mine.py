@@ -75,9 +75,7 @@ def mine(capfd, checkpoint, source, output, *options):
     ],
 )
 def test_negatives_equal_those_of_sentence_transformers(options, expected, embedder, tmp_path, capfd):
-    sentence_transformers = pytest.importorskip(
-        "sentence_transformers", reason="needs sentence-transformers: pip install -e '.[parity]'"
-    )
+    sentence_transformers = pytest.importorskip("sentence_transformers", reason="needs bertjax[parity]")
     datasets = pytest.importorskip("datasets", reason="needs datasets: pip install -e '.[dev]'")
     pairs = made_up_pairs()
     (tmp_path / "corpus.txt").write_text("".join(f"{text}\n" for text in expected.get("corpus", [])))
