@@ -27,10 +27,8 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
     for item in filter(None, (text or "").split(",")):
         name = item.partition("=")[0]
         if name not in defaults:
-            raise UsageError(
-                f"unknown config argument {name!r}; use one of {', '.join(defaults)} (to set a value that contains a "
-                "comma, use --config.FIELD=VALUE)"
-            )
+            fix = f"use one of {', '.join(defaults)} (for a value with a comma, --config.FIELD=VALUE)"
+            raise UsageError(f"unknown config argument {name!r}; {fix}")
         arguments[name] = parse_value(type(defaults[name]), item)
     return arguments
 
@@ -105,8 +103,6 @@ def apply_overrides(config_dict: ConfigDict, overrides: Sequence[str]) -> Config
     """Applies `--config.FIELD=VALUE` flags to a config in place. Repeated flags for a list field extend the list."""
     lists: set[str] = set()
     for item in overrides:
-        if not item.startswith("--config."):
-            raise UsageError(f"unexpected argument {item!r}; set config fields with --config.FIELD=VALUE")
         path = item.removeprefix("--config.").partition("=")[0]
         if path == "task":
             raise UsageError(f"{item} cannot be overridden; set --config to an experiment of that task")

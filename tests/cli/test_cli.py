@@ -61,8 +61,8 @@ INVALID_VALUES = [
     ("--config.model.hidden_dropout_prob=0.999999", "hidden_dropout_prob is 0.999999; it must be at most 0.9999"),
     ("--config.task=nosuch", "config.task=nosuch cannot be overridden"),
     ("--config.seed", "--config.seed has no value"),
-    ("stray word", "'stray'"),
-    ("--config.seed 1 stray", "'stray'"),
+    ("stray word", "unknown argument stray; see"),
+    ("--config.seed 1 stray", "unknown argument stray; see"),
     ("--flagfile", "unknown argument --flagfile"),
     ("--log_level=loud", "invalid choice: 'loud'"),
 ]
