@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.cli.parser import JSON, command
+from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.devices import HUGE_PAGES, has_bfloat16_units
 from bertjax.utils.process_pool import available_cores
 from bertjax.utils.terminal import show
@@ -51,7 +52,6 @@ def examine() -> dict[str, Any]:
     """Returns the report as JSON values, keyed by section."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    from bertjax.errors import BertjaxError
     from bertjax.utils.io import cache_dir, is_remote
 
     problems = []
@@ -102,7 +102,6 @@ def _commit() -> str:
 def _devices() -> dict[str, str]:
     import jax
 
-    from bertjax.errors import UsageError
     from bertjax.model.flops import peak_flops_per_second
     from bertjax.training.sharding import list_devices
 

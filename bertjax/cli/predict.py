@@ -94,7 +94,7 @@ def _reject(args: argparse.Namespace, options: Iterable[str], scope: str) -> Non
 def _predict_texts(args: argparse.Namespace) -> None:
     from bertjax.inference.inputs import read_texts, split_line
     from bertjax.inference.load import load_model
-    from bertjax.inference.predict import check_model, format_record, predict_texts
+    from bertjax.inference.predict import format_record, predict_texts
 
     _reject(args, ("config", "output", "split", "columns", "overrides"), "to the task's data only")
     if "" in args.texts:
@@ -102,7 +102,6 @@ def _predict_texts(args: argparse.Namespace) -> None:
     texts, lines = itertools.tee(read_texts(args.texts, args.text))
     context = "\n".join(read_texts((), args.context_file)) if args.context_file else args.context or ""
     model = load_model(args.checkpoint)
-    check_model(model, context)
     inputs = (split_line(line, model.output_kind) for line in lines)
     records = predict_texts(model, inputs, context=context, seq_len=args.seq_len, logits=args.logits)
     for line, (text, record) in enumerate(zip(texts, records, strict=True), 1):

@@ -134,5 +134,5 @@ class RunConfig(Section):
             raise UsageError(f"too many tokens per batch: {batch_size * seq_len:,}; use at most {_MAX_TOKENS:,}")
         if batch_size % self.grad_accum_steps:
             raise UsageError(
-                f"batch_size={batch_size} is not divisible by grad_accum_steps={self.grad_accum_steps}; adapt it"
+                f"batch_size={batch_size} is not divisible by grad_accum_steps={self.grad_accum_steps}; change one"
             )
