@@ -28,7 +28,7 @@ from bertjax.inference.inputs import Text, TruncationCount, as_tuples, tokenize
 from bertjax.inference.load import LoadedModel, load_model, to_portable, with_params_and_output_layer
 from bertjax.inference.predict import fill_mask, predict_texts
 from bertjax.model.config import AUTO, Architecture, ModelConfig
-from bertjax.tasks.finetuning.output_layer import TAGS, OutputLayer
+from bertjax.tasks.finetuning.output_layer import TAGS
 from bertjax.utils.devices import skip_missing_tpu
 
 
@@ -79,7 +79,7 @@ class Pretrained:
           >>> bertjax.load(CHECKPOINT).params["encoder"]["embeddings"]["position"].shape
           (40, 16)
         """
-        return self._loaded.params
+        return self._loaded.nested_params
 
     @property
     def model(self) -> nn.Module:
@@ -108,7 +108,7 @@ class Pretrained:
     @property
     def labels(self) -> tuple[str, ...]:
         """Class, label or tag names of a fine-tuned checkpoint, in the order of its outputs."""
-        return self._loaded.output_layer.labels if self._loaded.output_layer else ()
+        return self._loaded.labels
 
     def replace(self, params: Any, output_kind: str | None = None, labels: Sequence[str] | None = None) -> "Pretrained":
         """Returns a copy of this model with new parameters and, optionally, a different output layer or labels.
@@ -129,9 +129,8 @@ class Pretrained:
           >>> bert.replace(bert.params, labels=["no", "yes"]).labels
           ('no', 'yes')
         """
-        layer = self._loaded.output_layer or OutputLayer("")
-        kind = layer.kind if output_kind is None else output_kind
-        names = layer.labels if labels is None else labels
+        kind = self._loaded.output_kind if output_kind is None else output_kind
+        names = self._loaded.labels if labels is None else labels
         return Pretrained(with_params_and_output_layer(self._loaded, params, kind, names))
 
     def save(self, path: str | Path, format: str = BERTJAX, overwrite: bool = False) -> None:
@@ -267,8 +266,8 @@ class Pretrained:
           >>> record["prediction"] in record["probabilities"], sorted(record["probabilities"])
           (True, ['bad', 'good'])
         """
-        inputs, layer = list(as_tuples(texts)), self._loaded.output_layer
-        is_tagger = layer is not None and layer.kind == TAGS
+        inputs = list(as_tuples(texts))
+        is_tagger = self._loaded.output_kind == TAGS
         return list(predict_texts(self._loaded, texts if is_tagger else inputs, context=context))
 
     def _tokenize(self, texts: Iterable[Text], seq_len: int, prompt: str = "") -> Examples:

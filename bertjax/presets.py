@@ -39,8 +39,7 @@ def arguments(**defaults: Any) -> Callable[[Callable[[ConfigDict], ConfigDict]],
       **defaults: default of each argument, which also determines its type.
     """
 
-    def parse(text: str | None) -> ConfigDict:
-        return parse_arguments(text, **defaults)
+    parse = functools.partial(parse_arguments, **defaults)
 
     def decorate(get_config: Callable[[ConfigDict], ConfigDict]) -> Callable[[str | None], ConfigDict]:
         @functools.wraps(get_config)
@@ -141,21 +140,12 @@ def load_settings(config: str) -> list[Setting]:
     `grid` names.
     """
     experiment, arguments = run_experiment(config)
-    file = experiment["__file__"]
     if "sweep" in experiment:
-        settings = list(experiment["sweep"](arguments))
-    else:
-        parse = getattr(experiment.get("get_config"), _PARSER, parse_arguments)
-        args = parse(arguments)
-        if "grid" not in args:
-            raise UsageError(f"{file} defines no settings; use --grid FIELD=VALUE,VALUE, or define sweep(arguments)")
-        settings = named_grid(args["grid"])
-    if not settings or not all(isinstance(setting, dict) for setting in settings):
-        raise UsageError(
-            f"sweep() of {file} yields {shortened(settings)}; yield dictionaries such as "
-            "{'optimizer.learning_rate': 1e-4}"
-        )
-    return settings
+        return list(experiment["sweep"](arguments))
+    args = getattr(experiment.get("get_config"), _PARSER, parse_arguments)(arguments)
+    if "grid" not in args:
+        raise UsageError(f"{config} defines no settings; use --grid FIELD=VALUE,VALUE, or define sweep(arguments)")
+    return named_grid(args["grid"])
 
 
 def grid_values(

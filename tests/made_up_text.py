@@ -28,11 +28,5 @@ def make_corpus(folder: Path) -> Path:
     from bertjax.data.corpus.prepare import prepare
 
     write_text(folder / "text.txt")
-    prepare(
-        [f"text:{folder}/text.txt"],
-        folder / "corpus",
-        vocabulary_size=70,
-        heldout_fraction=0.1,
-        workers=1,
-    )
+    prepare([f"text:{folder}/text.txt"], folder / "corpus", vocabulary_size=70, heldout_fraction=0.1, workers=1)
     return folder / "corpus"

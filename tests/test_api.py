@@ -175,13 +175,8 @@ def test_example_is_short_and_runs(name, folders, capsys):
 
 def test_every_example_is_tested():
     # `inference/test_export.py` runs the others.
-    tested = {
-        "run_onnx",
-        "run_stablehlo",
-        "custom_head",
-        "from_flax_bert",
-        *(f"custom_{name}" for name in ("attention", "metric", "objective", "task")),
-    }
+    custom = {f"custom_{name}" for name in ("attention", "head", "metric", "objective", "task")}
+    tested = {"run_onnx", "run_stablehlo", "from_flax_bert", *custom}
     assert {file.stem for file in (ROOT / "examples").glob("*.py")} == tested
 
 

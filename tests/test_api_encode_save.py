@@ -216,9 +216,7 @@ def test_workdir_with_only_a_pooling_folder_keeps_its_pooling(pretrained, tmp_pa
 
 
 def test_vectors_equal_those_of_sentence_transformers(pretrained, tmp_path):
-    sentence_transformers = pytest.importorskip(
-        "sentence_transformers", reason="needs sentence-transformers: pip install -e '.[parity]'"
-    )
+    sentence_transformers = pytest.importorskip("sentence_transformers", reason="needs bertjax[parity]")
     modes = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
     pooling = ("Pooling", {"embedding_dimension": 16, "pooling_mode": modes, "include_prompt": False}, {})
     tokens = {"module_input_name": "token_embeddings"}
@@ -237,9 +235,7 @@ def test_vectors_equal_those_of_sentence_transformers(pretrained, tmp_path):
 
 
 def test_a_model_without_modules_is_saved_with_mean_pooling(bert, tmp_path, log_lines):
-    sentence_transformers = pytest.importorskip(
-        "sentence_transformers", reason="needs sentence-transformers: pip install -e '.[parity]'"
-    )
+    sentence_transformers = pytest.importorskip("sentence_transformers", reason="needs bertjax[parity]")
     bert.save(tmp_path / "saved", format="sentence_transformers")
     assert any("no sentence-transformers modules; wrote mean pooling" in line for line in log_lines)
     texts = [text for text in TEXTS if text]

@@ -21,10 +21,7 @@ BATCHES = {
     "ner": "fcad160dcba94e54",
     "swag": "976cf418e469716f",
 }
-CONVERTED = {
-    "bertjax": "159660ca7b344b1e",
-    "huggingface": "b172346abc44ebe2",
-}
+CONVERTED = {"bertjax": "159660ca7b344b1e", "huggingface": "b172346abc44ebe2"}
 
 
 def test_batches_have_the_recorded_hashes(tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.errors import STOPPED, UsageError
+from bertjax.utils.hub import is_hub
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,6 @@ def open_config(args: argparse.Namespace) -> Iterator[Any]:
     from bertjax.convert.convert import BERTJAX, detect_format
     from bertjax.training.checkpoint import find_checkpoint
     from bertjax.training.checkpoint_config import fill_unset_fields
-    from bertjax.utils.hub import is_hub
 
     checkpoint = getattr(args, "checkpoint", None)
     if checkpoint and (args.config or args.init_from):
@@ -83,7 +83,6 @@ def open_init_checkpoint(args: argparse.Namespace, keep_converted: bool = False,
     from bertjax.convert.convert import bertjax_checkpoint
     from bertjax.training.checkpoint import find_checkpoint, resolve_checkpoint_path
     from bertjax.training.workdir import CONFIG, CONVERTED, check_unrelated_files, has_checkpoints, pinned_address
-    from bertjax.utils.hub import is_hub
 
     if not args.init_from:
         yield None

@@ -10,12 +10,8 @@ from bertjax.utils.terminal import show
 
 @command(
     "bertjax convert uncased_L-12_H-768_A-12 runs/base_uncased\n  bertjax convert runs/topic hf:ORG/topic",
-    option("source", CHECKPOINT_HELP, metavar="SRC"),
-    option(
-        "destination",
-        "destination folder, which must not exist unless --overwrite is set, or hf:ORG/NAME to upload",
-        metavar="DST",
-    ),
+    option("source SRC", CHECKPOINT_HELP),
+    option("destination DST", "folder, which must not exist unless --overwrite is set, or hf:ORG/NAME to upload"),
     option("--format", "bertjax, huggingface or sentence_transformers (default: bertjax; for an upload, huggingface)"),
     case_options("keep case and accents (default: as in SRC)", "convert text to lower case (default: as in SRC)"),
     flag("--overwrite", "replace an earlier conversion or upload"),
@@ -36,8 +32,8 @@ def convert(args: argparse.Namespace) -> None:
 
 @command(
     "bertjax export runs/topic topic.onnx\n  bertjax export runs/topic topic.stablehlo",
-    option("source", CHECKPOINT_HELP, metavar="SRC"),
-    option("destination", "FILE.onnx or FILE.stablehlo; must not exist without --overwrite", metavar="FILE"),
+    option("source SRC", CHECKPOINT_HELP),
+    option("destination FILE", "FILE.onnx or FILE.stablehlo; must not exist without --overwrite"),
     flag("--overwrite", "replace an existing file"),
 )
 def export(args: argparse.Namespace) -> None:

@@ -5,13 +5,14 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from bertjax.cli.parser import JSON, command
+from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.devices import HUGE_PAGES, has_bfloat16_units
 from bertjax.utils.process_pool import available_cores
 from bertjax.utils.terminal import show
@@ -29,17 +30,6 @@ _VARIABLES = (
     *("JAX_PLATFORMS", "XLA_FLAGS", _COMPILE_CACHE, "JAX_COORDINATOR_ADDRESS", "LIBTPU_INIT_ARGS"),
     *("HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "BERTJAX_STAGING", "TMPDIR"),
 )
-# Program that prints the seconds to allocate, write and free 128 MiB four times.
-_ALLOCATION = """import ctypes, time
-libc = ctypes.CDLL(None)
-libc.malloc.restype = ctypes.c_void_p
-start = time.perf_counter()
-for _ in range(4):
-    block = ctypes.c_void_p(libc.malloc(1 << 27))
-    libc.memset(block, 1, 1 << 27)
-    libc.free(block)
-print(time.perf_counter() - start)
-"""
 # Minimum free disk space without a warning. A BASE checkpoint with optimizer state takes 1.3 GB; a run keeps several.
 _MIN_FREE_BYTES = 10 * 2**30
 
@@ -60,8 +50,19 @@ def doctor(args: argparse.Namespace) -> None:
 
 def examine() -> dict[str, Any]:
     """Returns the report as JSON values, keyed by section."""
-    caches = _caches()
-    free_bytes = {path: _free_bytes(path) for path in (Path(), *caches.values()) if isinstance(path, Path)}
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    from bertjax.utils.io import cache_dir, is_remote
+
+    problems = []
+    folders = {"current directory": Path.cwd(), "Hugging Face Hub": Path(HF_HUB_CACHE)}
+    try:
+        folders["corpora and features"] = cache_dir()
+    except BertjaxError as error:
+        problems.append(str(error))
+    if (compile_cache := os.environ.get(_COMPILE_CACHE, "")) and not is_remote(compile_cache):
+        folders["compiled steps"] = Path(compile_cache)
+    free_bytes = {name: _free_bytes(path) for name, path in folders.items()}
     report: dict[str, Any] = {
         "versions": {
             "bertjax": _version("bertjax") + _commit(),
@@ -73,16 +74,12 @@ def examine() -> dict[str, Any]:
         "machine": {
             "cpu": f"{available_cores()} cores, {_cpu()}{', bfloat16 units' if has_bfloat16_units() else ''}",
             "memory": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
-            "huge pages": _huge_pages(),
-            "free disk, current directory": _gib(free_bytes[Path()]),
+            "huge pages": "active" if HUGE_PAGES in os.environ.get("GLIBC_TUNABLES", "") else "off",
         },
-        "caches": {
-            name: f"{path} ({_gib(free_bytes[path])} free)" if isinstance(path, Path) else path
-            for name, path in caches.items()
-        },
+        "folders": {name: f"{path} ({_gib(free_bytes[name])} free)" for name, path in folders.items()},
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
-    return {**report, "advice": _advice(report, min(free_bytes.values()))}
+    return {**report, "advice": [*problems, *_advice(report, min(free_bytes.values()))]}
 
 
 def _version(package: str) -> str:
@@ -105,7 +102,6 @@ def _commit() -> str:
 def _devices() -> dict[str, str]:
     import jax
 
-    from bertjax.errors import UsageError
     from bertjax.model.flops import peak_flops_per_second
     from bertjax.training.sharding import list_devices
 
@@ -128,41 +124,10 @@ def _cpu() -> str:
     file = Path("/proc/cpuinfo")
     if not file.exists():
         return platform.processor() or platform.machine()
-    values = dict(line.split(":", 1) for line in file.read_text().splitlines() if ":" in line)
-    values = {name.strip(): value.strip() for name, value in values.items()}
-    flags = values.get("flags", "").split()
-    widest = next((name for name in ("amx_tile", "avx512f", "avx2") if name in flags), "no AVX2")
-    return f"{values.get('model name', platform.machine())}, {widest}"
-
-
-def _huge_pages() -> str:
-    """Describes whether malloc uses huge pages, and their measured speedup."""
-    if sys.platform != "linux":
-        return "not supported"
-    is_active = HUGE_PAGES in os.environ.get("GLIBC_TUNABLES", "")
-    seconds = []
-    for tunables in ("", HUGE_PAGES):
-        command, environment = [sys.executable, "-c", _ALLOCATION], os.environ | {"GLIBC_TUNABLES": tunables}
-        seconds.append(float(subprocess.run(command, env=environment, capture_output=True, text=True).stdout))
-    return f"{'active' if is_active else 'off'}; with them, memory is allocated {seconds[0] / seconds[1]:.1f} x as fast"
-
-
-def _caches() -> dict[str, Path | str]:
-    """Returns cache folders, keyed by content. Adds an `error` if the cache of corpora and features is unusable."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    from bertjax.errors import BertjaxError
-    from bertjax.utils.io import cache_dir, is_remote
-
-    caches: dict[str, Path | str] = {"Hugging Face Hub": Path(HF_HUB_CACHE)}
-    try:
-        caches["corpora and features"] = cache_dir()
-    except BertjaxError as error:
-        caches["error"] = str(error)
-    compile_cache = os.environ.get(_COMPILE_CACHE, "")
-    if compile_cache and not is_remote(compile_cache):
-        caches["compiled steps"] = Path(compile_cache)
-    return caches
+    info = file.read_text()
+    name = re.search(r"^model name\s*: (.*)$", info, re.MULTILINE)
+    widest = next((flag for flag in ("amx_tile", "avx512f", "avx2") if f" {flag} " in info), "no AVX2")
+    return f"{name[1] if name else platform.machine()}, {widest}"
 
 
 def _free_bytes(path: Path) -> int:
@@ -176,7 +141,7 @@ def _gib(number: float) -> str:
 
 def _advice(report: dict[str, Any], free_bytes: int) -> list[str]:
     """Returns one line of advice for each problem in the report. `free_bytes` is the minimum over all listed disks."""
-    devices, caches, cpu = report["devices"], report["caches"], report["machine"]["cpu"]
+    devices = report["devices"]
     is_cpu = devices.get("platform") == "cpu"
     possible = "fine-tuning of small models is possible, pre-training of BASE is not"
     little_disk = f"a disk listed above has less than {_gib(_MIN_FREE_BYTES)} free"
@@ -184,12 +149,11 @@ def _advice(report: dict[str, Any], free_bytes: int) -> list[str]:
         ("error" in devices, devices.get("error")),
         (is_cpu, f"no accelerator: {possible}; for a GPU, run {_INSTALL} '.[cuda]', for a TPU '.[tpu]'"),
         (
-            is_cpu and "no AVX2" in cpu,
+            is_cpu and "no AVX2" in report["machine"]["cpu"],
             "the processor has no AVX2: everything is several times slower than in RESULTS.md",
         ),
         (report["extras"]["tpu"] == _MISSING, f"`bertjax plan` needs the TPU compiler: {_INSTALL} '.[tpu]'"),
         (_COMPILE_CACHE not in os.environ, f"compiled steps are not cached on disk; set {_COMPILE_CACHE} to a folder"),
-        ("error" in caches, caches.get("error")),
         (free_bytes < _MIN_FREE_BYTES, f"{little_disk}; checkpoints of BASE take 1.3 GB each"),
     )
     return [advice for applies, advice in checks if applies]

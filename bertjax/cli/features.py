@@ -1,35 +1,37 @@
-"""`bertjax fill_mask`, `features` and `encode`: predictions of masked tokens, and embeddings of tokens and texts."""
+"""`bertjax fill_mask`, `features`, `encode` and `mine`: masked tokens, embeddings of texts, and hard negatives."""
 
 import argparse
+import logging
+import math
+from collections import Counter
 from itertools import chain, islice
 from pathlib import Path
 
-from bertjax.cli.parser import CHECKPOINT, command, number, option
+from bertjax.cli.parser import CHECKPOINT, command, count, number, option
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
+
+logger = logging.getLogger(__name__)
 
 
 @command(
     'bertjax fill_mask --checkpoint runs/mini "Paris is the [MASK] of France."',
-    option(
-        "texts", "text with [MASK], or the model's mask token, for each token to predict", nargs="+", metavar="text"
-    ),
+    option("texts text", "text with [MASK], or the model's mask token, for each token to predict", nargs="+"),
     CHECKPOINT,
-    option("--top", "number of predicted tokens to print per [MASK]", type=number(int), default=5),
+    count("--top", "number of predicted tokens to print per [MASK]", default=5),
 )
 def fill_mask(args: argparse.Namespace) -> None:
     """Prints the most probable tokens for each [MASK] of a text."""
+    from bertjax.inference import predict
     from bertjax.inference.load import load_model
-    from bertjax.inference.predict import fill_mask as run
-    from bertjax.inference.predict import format_probabilities
 
     model = load_model(args.checkpoint)
     # Predict all texts before printing, so that a text without a mask token produces only an error message.
-    predictions_of_texts = [run(model, text, args.top) for text in args.texts]
+    predictions_of_texts = [predict.fill_mask(model, text, args.top) for text in args.texts]
     for text, predictions in zip(args.texts, predictions_of_texts, strict=True):
         show(text)
         for tokens in predictions:
-            show(f"  {format_probabilities(tokens)}")
+            show(f"  {predict.format_probabilities(tokens)}")
 
 
 def layer_indices(text: str) -> tuple[int, ...]:
@@ -39,23 +41,15 @@ def layer_indices(text: str) -> tuple[int, ...]:
 
 @command(
     'bertjax features --checkpoint runs/mini "A river bank." "A bank account." --layers=-1,-2 --output banks',
-    option("texts", "text, or two texts separated by |||", nargs="*", metavar="text"),
+    option("texts text", "text, or two texts separated by |||", nargs="*"),
     CHECKPOINT,
-    option("--input", "file with one text per line (-: standard input)", metavar="FILE"),
+    option("--input FILE", "file with one text per line (-: standard input)"),
+    option("--layers", "layers, such as --layers=-1,-2; 0 is the embeddings", type=layer_indices, default="-1"),
+    count("--seq_len", "maximum tokens per text (default: the model's maximum)"),
     option(
-        "--layers",
-        "comma-separated layer indices, such as --layers=-1,-2; 0 is the embeddings, -1 is the last layer",
-        type=layer_indices,
-        default="-1",
+        "--output DIR", "folder for .npz files, see docs/finetuning.md; to resume, run an interrupted command again"
     ),
-    option("--seq_len", "maximum tokens per text (default: the model's maximum)", type=number(int)),
-    option(
-        "--output",
-        "folder for .npz files of about 64 MB each, with the arrays that docs/finetuning.md describes; an interrupted "
-        "command resumes after the last complete file",
-        metavar="DIR",
-    ),
-    option("--show", "number of texts to print", type=number(int, at_least=0), default=5),
+    count("--show", "number of texts to print", default=5, at_least=0),
 )
 def features(args: argparse.Namespace) -> None:
     """Prints contextual embeddings of texts and writes them to files."""
@@ -82,13 +76,10 @@ def features(args: argparse.Namespace) -> None:
 @command(
     "bertjax encode --checkpoint runs/embedder --input texts.txt --output vectors.npy",
     CHECKPOINT,
-    option("--input", "file with one text per line (-: standard input)", required=True, metavar="FILE"),
-    option("--output", ".npy file; to resume, run an interrupted command again", required=True, metavar="FILE"),
+    option("--input FILE", "file with one text per line (-: standard input)", required=True),
+    option("--output FILE", ".npy file; to resume, run an interrupted command again", required=True),
     option("--pooling", "pooling of the last layer (default: the model's modules)", choices=("cls", "mean")),
-    option(
-        "--prompt_name",
-        "name of the model's prompt to prepend to each text, such as query (default: the model's default prompt)",
-    ),
+    option("--prompt_name", "prompt of the model to prepend, such as query (default: the model's default prompt)"),
     option("--dtype", "dtype of the computation (default: the checkpoint's)", choices=("float32", "bfloat16")),
 )
 def encode(args: argparse.Namespace) -> None:
@@ -104,3 +95,81 @@ def encode(args: argparse.Namespace) -> None:
     encoder = VectorEncoder(model, pooling, resolve_prompt(model, pooling, None, args.prompt_name), num_texts)
     vectors = encoder.write(Path(args.output), texts)
     show(f"{args.output}: {vectors.dtype} [{vectors.shape[0]}, {vectors.shape[1]}]")
+
+
+@command(
+    "bertjax mine --checkpoint runs/embed --input pairs.tsv --output hard.tsv --negatives 4 --margin 0.05",
+    CHECKPOINT,
+    option("--input FILE", ".tsv, .csv or .jsonl file with anchors and positives", required=True),
+    option("--output FILE", ".tsv, .csv or .jsonl file, which is replaced if it exists", required=True),
+    option("--anchor", "name of the column with anchors, such as questions", default="anchor"),
+    option("--positive", "name of the column with positives, such as answers", default="positive"),
+    option("--corpus FILE", "file with more documents: one text per line, or BEIR's corpus.jsonl"),
+    count("--negatives", "number of negatives per row", default=1),
+    count("--first_rank", "first rank to use; rank 1 is the nearest non-positive document", default=1),
+    count("--last_rank", "last rank (default: --negatives ranks, or 10 times as many with --margin)"),
+    option(
+        "--margin",
+        "minimum difference: cosine of the anchor's least similar positive minus cosine of a negative",
+        type=number(float, at_least=-2, at_most=2),
+    ),
+)
+def mine(args: argparse.Namespace) -> None:
+    """Adds hard negatives to pairs: for each anchor, the nearest documents that are not its positives."""
+    import numpy as np
+
+    from bertjax.data.finetuning.retrieval import read_texts_by_id
+    from bertjax.data.finetuning.tables import ReadStats, read_table, table_format, write_table
+    from bertjax.data.finetuning.text_columns import read_pairs, split_positives
+    from bertjax.inference.encode import encode_texts
+    from bertjax.inference.inputs import read_texts
+    from bertjax.inference.load import load_model
+    from bertjax.inference.mine import hard_negatives
+
+    per_row, margin = args.negatives, -math.inf if args.margin is None else args.margin
+    lowest = args.first_rank - 1 + per_row
+    last_rank = args.last_rank or (lowest if args.margin is None else args.first_rank - 1 + 10 * per_row)
+    if last_rank < lowest:
+        raise UsageError(f"--last_rank={last_rank} is too low; use at least {lowest}")
+    output, columns, stats = Path(args.output), (args.anchor, args.positive), ReadStats(args.input)
+    table_format(output)
+    if output.resolve() == Path(args.input).resolve():
+        raise UsageError(f"--output={args.output} is the input; choose another file")
+    table = split_positives(read_table(Path(args.input), columns, stats), args.positive, stats)
+    pairs = read_pairs(table, columns, stats)
+    logger.info(stats.summary())
+    texts = [text for positives in pairs.values() for text in positives]
+    if args.corpus and Path(args.corpus).suffix == ".jsonl":
+        corpus, stats = read_texts_by_id(Path(args.corpus))
+        logger.info(stats.summary())
+        texts += corpus.values()
+    else:
+        texts += read_texts((), args.corpus)
+    documents = [text for text in dict.fromkeys(texts) if text.strip()]
+    logger.info(f"{len(pairs):,} distinct anchors, {len(documents):,} distinct documents")
+    model = load_model(args.checkpoint)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if not model.embedder:
+        logger.warning(f"{args.checkpoint} is not a sentence embedder; its vectors are means over all tokens")
+    vectors = encode_texts(model, [*pairs], is_query=True), encode_texts(model, documents, is_query=False)
+    positions = {text: position for position, text in enumerate(documents)}
+    positive_indices = [[positions[text] for text in positives] for positives in pairs.values()]
+    mined = [*hard_negatives(*vectors, positive_indices, per_row, args.first_rank, last_rank, margin)]
+    rows = [
+        [anchor, positive, *(documents[index] for index in indices)]
+        for (anchor, positives), (indices, _, _) in zip(pairs.items(), mined, strict=True)
+        if len(indices) == per_row
+        for positive in positives
+    ]
+    numbers = Counter(len(indices) for indices, _, _ in mined)
+    found = ", ".join(f"{number} each for {numbers[number]:,} anchors" for number in sorted(numbers)[::-1])
+    if not rows:
+        raise UsageError(f"too few negatives: {found}; lower --negatives, --first_rank, --margin or raise --last_rank")
+    negative_cosines, positive_cosines = (np.concatenate([row[i] for row in mined]) for i in (1, 2))
+    logger.info(
+        f"negatives: {found}; mean cosine: positives {positive_cosines.mean():.3f}, negatives "
+        f"{negative_cosines.mean():.3f}; {len(rows):,} of {len(positive_cosines):,} pairs have enough negatives"
+    )
+    names = ["negative", *(f"negative_{number}" for number in range(2, per_row + 1))]
+    write_table(output, [*columns, *names], rows)
+    show(args.output)

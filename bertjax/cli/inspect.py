@@ -1,11 +1,13 @@
-"""`bertjax inspect` and `bertjax describe`: printouts of a run's training batches, model and config."""
+"""`bertjax inspect`, `describe` and `plan`: printouts of a run's batches, model and config, and estimates on TPUs."""
 
 import argparse
+import json
 import logging
 from itertools import islice
+from pathlib import Path
 
-from bertjax.cli.common import open_config
-from bertjax.cli.parser import CONFIG, INIT_FROM, RUN_CHECKPOINT, command, flag, number, option
+from bertjax.cli.common import open_config, parse_run_config
+from bertjax.cli.parser import COST, INIT_FROM, JSON, REQUIRED_CONFIG, RUN, TOPOLOGY_HELP, command, count, flag, option
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
 
@@ -16,10 +18,10 @@ logger = logging.getLogger(__name__)
     "bertjax inspect --config pretrain:corpus=runs/corpus --rows 2\n"
     "  bertjax inspect --config text:train=train.csv,dev=dev.csv --init_from runs/base\n"
     "  bertjax inspect --checkpoint runs/topic",
-    *(CONFIG, INIT_FROM, RUN_CHECKPOINT),
-    option("--steps", "number of batches to print, starting at step 0", type=number(int, at_least=1), default=1),
-    option("--rows", "number of rows to print per batch", type=number(int, at_least=1), default=3),
-    option("--npz", "write the complete batches to this file", metavar="FILE"),
+    *RUN,
+    count("--steps", "number of batches to print, starting at step 0", default=1),
+    count("--rows", "number of rows to print per batch", default=3),
+    option("--npz FILE", "write the complete batches to this file"),
 )
 def inspect(args: argparse.Namespace) -> None:
     """Prints training batches as text."""
@@ -48,7 +50,7 @@ def inspect(args: argparse.Namespace) -> None:
 
 @command(
     "bertjax describe --config pretrain:size=large,phases=2\n  bertjax describe --checkpoint runs/base",
-    *(CONFIG, INIT_FROM, RUN_CHECKPOINT),
+    *RUN,
     flag("--fields", "print only the config fields and their meanings"),
 )
 def describe(args: argparse.Namespace) -> None:
@@ -62,3 +64,31 @@ def describe(args: argparse.Namespace) -> None:
             show(describe_fields(config))
         else:
             show(describe_task(build_task(config, train=None)))
+
+
+@command(
+    "bertjax plan --config pretrain:size=large,seq_len=512 --config.model.remat=full --topology v5e:16x16",
+    *(REQUIRED_CONFIG, INIT_FROM, *COST),
+    option("--topology GENERATION:SIZE", TOPOLOGY_HELP, required=True),
+    count("--slices", "number of slices, connected by the data-center network", default=1),
+    *(JSON, option("--output FILE", "write the plan to this JSON file")),
+)
+def plan(args: argparse.Namespace) -> None:
+    """Compiles the train step with the TPU compiler, without a TPU, and estimates memory, time and cost."""
+    from bertjax.estimate.plan import describe_plan, plan_run
+    from bertjax.estimate.topology import use_tpu_compiler
+    from bertjax.tasks.build import build_task
+    from bertjax.utils.io import write_atomic
+
+    if args.output and not Path(args.output).absolute().parent.is_dir():
+        # Check the path first, because compilation may take an hour.
+        raise UsageError(f"no folder for --output: {Path(args.output).absolute().parent}; create it first")
+    parse_run_config(args)  # Report an invalid config even if the TPU compiler is missing.
+    use_tpu_compiler()
+    with open_config(args) as config:
+        task = build_task(config, train=None)
+        result = plan_run(task, args.topology, args.slices, args.mfu, args.price_per_chip_hour)
+    text = json.dumps(result | {"config": args.config, "overrides": args.overrides})
+    if args.output:
+        write_atomic(Path(args.output), text + "\n")
+    show(text if args.json else describe_plan(result))

@@ -10,30 +10,19 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from bertjax.cli.bench import bench_input, bench_step
-from bertjax.cli.convert import convert, export
-from bertjax.cli.doctor import doctor
-from bertjax.cli.features import encode, features, fill_mask
-from bertjax.cli.inspect import describe, inspect
-from bertjax.cli.mine import mine
-from bertjax.cli.parser import Parser, Version
-from bertjax.cli.plan import plan
-from bertjax.cli.predict import ensemble, evaluate, predict, submission
-from bertjax.cli.prepare import prepare
-from bertjax.cli.reproduce import reproduce, table
-from bertjax.cli.sweep import sweep
-from bertjax.cli.train import train
+from bertjax.cli import bench, convert, doctor, features, inspect, predict, prepare, reproduce, train
+from bertjax.cli.parser import Command, Parser, Version
 from bertjax.errors import INTERRUPTED, BertjaxError, UsageError, first_line, shortened
 from bertjax.utils.devices import skip_missing_tpu, use_huge_pages
 from bertjax.utils.terminal import configure_logging, exit_at_once, show
 
 logger = logging.getLogger(__name__)
+# Commands by name, in the order of the help.
 COMMANDS = {
-    **{"prepare": prepare, "inspect": inspect, "describe": describe, "train": train, "sweep": sweep},
-    **{"reproduce": reproduce, "table": table, "evaluate": evaluate, "predict": predict, "ensemble": ensemble},
-    **{"submission": submission, "fill_mask": fill_mask, "features": features, "encode": encode, "mine": mine},
-    **{"convert": convert, "export": export, "plan": plan},
-    **{"bench step": bench_step, "bench input": bench_input, "doctor": doctor},
+    name.replace("bench_", "bench "): command
+    for module in (prepare, inspect, train, reproduce, predict, features, convert, bench, doctor)
+    for name, command in vars(module).items()
+    if isinstance(command, Command)
 }
 _MAX_MESSAGE_CHARACTERS = 2000
 _NO_SPACE = "No space left on device"
@@ -109,14 +98,9 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         else:
             items.append(item)
     args, overrides = build_parser().parse_known_args(items)
-    # Accept items that are not flags. `apply_overrides` rejects them with a better message.
-    unknown = [
-        item
-        for item in overrides
-        if not hasattr(args, "overrides") or (re.match("--?[A-Za-z]", item) and not item.startswith("--config."))
-    ]
-    if unknown:
-        raise UsageError(f"unknown argument {unknown[0]}; see `{args.prog} --help`")
+    for item in overrides:
+        if not hasattr(args, "overrides") or not item.startswith("--config."):
+            raise UsageError(f"unknown argument {item}; see `{args.prog} --help`")
     args.overrides = overrides
     return args
 

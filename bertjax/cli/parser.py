@@ -22,8 +22,8 @@ _CONFIG_HELP = (
     "experiment and its arguments, such as pretrain:size=base,seq_len=128 or FILE.py:ARGUMENTS, or config.json of a "
     "workdir"
 )
+TOPOLOGY_HELP = "topology of one slice, such as v3:4x4, v4:4x4x4 or v5e:16x16"
 _OVERRIDES_NOTE = "--config.FIELD=VALUE overrides a field, such as --config.optimizer.learning_rate=1e-3"
-_INTEGERS: dict[str, Any] = {"at_least": -(2**31), "at_most": 2**31 - 1}
 
 
 class Parser(argparse.ArgumentParser):
@@ -81,8 +81,11 @@ def command(example: str, *options: Option) -> Callable[[Callable[[argparse.Name
 
 
 def option(name: str, help: str, **settings: Any) -> Option:
-    """Declares an option or argument. `settings` are parameters of `add_argument`."""
-    if settings.get("metavar", "").partition("[")[0] in PATH_METAVARS:
+    """Declares an option or argument, such as `--output DIR`. `settings` are parameters of `add_argument`."""
+    name, _, metavar = name.partition(" ")
+    if metavar:
+        settings["metavar"] = metavar
+    if metavar.partition("[")[0] in PATH_METAVARS:
         settings.setdefault("type", _path)
     return lambda parser: parser.add_argument(name, help=help, **settings)
 
@@ -105,7 +108,7 @@ def exclusive(*options: Option) -> Option:
 
 def number(kind: type[int] | type[float], **bounds: Any) -> Callable[[str], float]:
     """Returns an argparse type that parses and checks a number. `bounds` are arguments of `Bounds`."""
-    allowed = Bounds(**(_INTEGERS if kind is int else {}) | bounds)
+    allowed = Bounds(**bounds)
 
     def parse(text: str) -> float:
         value = kind(text)
@@ -116,6 +119,11 @@ def number(kind: type[int] | type[float], **bounds: Any) -> Callable[[str], floa
     # argparse shows this name in its message about a ValueError.
     parse.__name__ = kind.__name__
     return parse
+
+
+def count(name: str, help: str, default: int | None = None, at_least: int = 1) -> Option:
+    """Declares an option whose value is an integer of at least `at_least`."""
+    return option(name, help, type=number(int, at_least=at_least, at_most=2**31 - 1), default=default)
 
 
 def step_range(text: str) -> range:
@@ -137,7 +145,7 @@ def config_option(required: bool = False) -> Option:
     """Declares `--config` and the overrides of config fields, `--config.FIELD=VALUE`."""
 
     def add(parser: Any) -> None:
-        option("--config", _CONFIG_HELP, required=required, metavar="NAME[:ARGS]")(parser)
+        option("--config NAME[:ARGS]", _CONFIG_HELP, required=required)(parser)
         parser.epilog += f"\n\n{_OVERRIDES_NOTE}"
         parser.set_defaults(overrides=())
 
@@ -153,49 +161,17 @@ def case_options(cased: str, uncased: str) -> Option:
 
 
 CONFIG, REQUIRED_CONFIG = config_option(), config_option(required=True)
-CHECKPOINT = option("--checkpoint", CHECKPOINT_HELP, required=True, metavar="CKPT")
-INIT_FROM = option(
-    "--init_from",
-    "checkpoint with the initial parameters, which sets the architecture and the default vocabulary of the run: "
-    f"{CHECKPOINT_HELP}",
-    metavar="CKPT",
-)
-# Source of the config for commands that describe a run but do not train.
-RUN_CHECKPOINT = option(
-    "--checkpoint",
-    "workdir, or a checkpoint in it; its config is used, so --config and --init_from must not be set",
-    metavar="CKPT",
+CHECKPOINT = option("--checkpoint CKPT", CHECKPOINT_HELP, required=True)
+INIT_FROM = option("--init_from CKPT", f"initial parameters, architecture and vocabulary: {CHECKPOINT_HELP}")
+# Sources of the config for commands that describe a run but do not train.
+RUN = (
+    *(CONFIG, INIT_FROM),
+    option("--checkpoint CKPT", "workdir or checkpoint in it, instead of --config and --init_from"),
 )
 JSON = flag("--json", "print JSON instead of a table")
-DISTRIBUTED = flag(
-    "--distributed",
-    "require several processes, and fail if there is only one (default: detect processes automatically)",
+DISTRIBUTED = flag("--distributed", "fail if there is only one process (default: detect processes automatically)")
+PROFILE = option("--profile START:STOP", "profile steps START to STOP - 1 for TensorBoard", type=step_range, default="")
+COST = (
+    option("--mfu", "assumed model-FLOPs utilization", type=number(float, above=0, at_most=1), default=DEFAULT_MFU),
+    option("--price_per_chip_hour", "price in any currency", type=number(float, at_least=0, below=1e9)),
 )
-PROFILE = option(
-    "--profile",
-    "profile steps START to STOP - 1 with jax.profiler, for TensorBoard or xprof",
-    type=step_range,
-    default="",
-    metavar="START:STOP",
-)
-PRICE = option(
-    "--price_per_chip_hour",
-    "price of a chip-hour in any currency, to print the cost",
-    type=number(float, at_least=0, below=float("inf")),
-)
-MFU = option(
-    "--mfu",
-    "model-FLOPs utilization assumed for the step time, in (0, 1]",
-    type=number(float, above=0, at_most=1),
-    default=DEFAULT_MFU,
-)
-
-
-def topology_option(required: bool) -> Option:
-    """Declares `--topology`."""
-    return option(
-        "--topology",
-        "topology of one slice, such as v3:4x4, v4:4x4x4 or v5e:16x16",
-        required=required,
-        metavar="GENERATION:SIZE",
-    )

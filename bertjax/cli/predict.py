@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bertjax.cli.common import config_for_checkpoint, open_checkpoint
-from bertjax.cli.parser import CHECKPOINT, CONFIG, command, exclusive, flag, number, option
+from bertjax.cli.parser import CHECKPOINT, CONFIG, command, count, exclusive, flag, option
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import show
 
@@ -49,29 +49,19 @@ def evaluate(args: argparse.Namespace) -> None:
     '  bertjax predict --checkpoint runs/squad --context_file passage.txt "who wrote it?"\n'
     "  bertjax predict --checkpoint runs/mrpc --output runs/glue --columns index",
     CONFIG,
-    option(
-        "texts",
-        "sentence, words to tag, or question; ||| separates the texts of a pair, or a context and its endings",
-        nargs="*",
-        metavar="text",
-    ),
+    option("texts text", "sentence, words to tag or question; ||| separates the texts of an example", nargs="*"),
     CHECKPOINT,
-    option("--text", "file with one text per line (-: standard input)", metavar="FILE"),
+    option("--text FILE", "file with one text per line (-: standard input)"),
     exclusive(
-        option("--context", "passage that contains the answers", metavar="TEXT"),
-        option("--context_file", "file with the passage that contains the answers", metavar="FILE"),
+        option("--context TEXT", "passage that contains the answers"),
+        option("--context_file FILE", "file with the passage that contains the answers"),
     ),
-    option("--seq_len", "maximum tokens per row (default: as in training, or the model's maximum)", type=number(int)),
+    count("--seq_len", "maximum tokens per row (default: as in training, or the model's maximum)"),
     flag("--json", "print one JSON object per text"),
     flag("--logits", "add logits to the output"),
-    option(
-        "--output",
-        "folder for predictions of the task's data: files in the official format, and .jsonl files with the "
-        "line number, prediction and probabilities of each example. Existing files are replaced",
-        metavar="DIR",
-    ),
+    option("--output DIR", "folder for predictions of the task's data: official format and .jsonl; replaces files"),
     option("--split", f"{_TASK_SPLIT} (default: test)"),
-    option("--columns", "columns of the task's data to copy to the .jsonl files", metavar="NAME,NAME"),
+    option("--columns NAME,NAME", "columns of the task's data to copy to the .jsonl files"),
 )
 def predict(args: argparse.Namespace) -> None:
     """Prints predictions for texts, or writes predictions for the task's data in the official format."""
@@ -104,7 +94,7 @@ def _reject(args: argparse.Namespace, options: Iterable[str], scope: str) -> Non
 def _predict_texts(args: argparse.Namespace) -> None:
     from bertjax.inference.inputs import read_texts, split_line
     from bertjax.inference.load import load_model
-    from bertjax.inference.predict import check_model, format_record, predict_texts
+    from bertjax.inference.predict import format_record, predict_texts
 
     _reject(args, ("config", "output", "split", "columns", "overrides"), "to the task's data only")
     if "" in args.texts:
@@ -112,8 +102,7 @@ def _predict_texts(args: argparse.Namespace) -> None:
     texts, lines = itertools.tee(read_texts(args.texts, args.text))
     context = "\n".join(read_texts((), args.context_file)) if args.context_file else args.context or ""
     model = load_model(args.checkpoint)
-    kind = check_model(model, context).kind
-    inputs = (split_line(line, kind) for line in lines)
+    inputs = (split_line(line, model.output_kind) for line in lines)
     records = predict_texts(model, inputs, context=context, seq_len=args.seq_len, logits=args.logits)
     for line, (text, record) in enumerate(zip(texts, records, strict=True), 1):
         if args.json:
@@ -126,15 +115,9 @@ def _predict_texts(args: argparse.Namespace) -> None:
 @command(
     "bertjax ensemble --checkpoint runs/squad1 --checkpoint runs/squad2 --output runs/ensemble",
     CONFIG,
-    option(
-        "--checkpoint",
-        "fine-tuned checkpoint of the ensemble; repeat the option for each checkpoint",
-        required=True,
-        action="append",
-        metavar="CKPT",
-    ),
+    option("--checkpoint CKPT", "fine-tuned checkpoint; may be repeated", required=True, action="append"),
     option("--split", _TASK_SPLIT, default="dev"),
-    option("--output", "folder for predictions and results.json", required=True, metavar="DIR"),
+    option("--output DIR", "folder for predictions and results.json", required=True),
 )
 def ensemble(args: argparse.Namespace) -> None:
     """Averages the logits of several fine-tuned checkpoints, writes predictions and prints metrics."""
@@ -150,8 +133,8 @@ def ensemble(args: argparse.Namespace) -> None:
 
 @command(
     "bertjax submission --predictions runs/submission --output runs/submission.zip",
-    option("--predictions", "folder with the prediction files of all tasks", required=True, metavar="DIR"),
-    option("--output", "archive to write", required=True, metavar="FILE"),
+    option("--predictions DIR", "folder with the prediction files of all tasks", required=True),
+    option("--output FILE", "archive to write", required=True),
     flag("--own_wnli", "use WNLI.tsv from the predictions folder instead of predicting the majority class for WNLI"),
     flag("--partial", "write the archive even if files or rows are missing; the GLUE server rejects such an archive"),
 )

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bertjax.cli.parser import case_options, command, flag, number, option
+from bertjax.cli.parser import case_options, command, count, flag, number, option
 from bertjax.errors import UsageError
 from bertjax.utils.hub import is_hub
 from bertjax.utils.terminal import show
@@ -16,35 +16,26 @@ _VOCAB_SIZE = 30522
     "bertjax prepare --input 'prose:books/*.txt' --vocab_size 8000 --output runs/corpus\n"
     "  bertjax prepare --input 'wiki:wikipedia/**' --output runs/wikipedia --runner beam",
     option(
-        "--input",
-        "input texts, one or more of text:GLOB (one sentence per line), prose:GLOB (running text), wiki:GLOB "
-        "(WikiExtractor files), tfds:NAME/CONFIG:SPLIT (TensorFlow Datasets) and hf:ORG/NAME/CONFIG:SPLIT#COLUMN "
-        "(Hugging Face Hub)",
+        "--input SPEC",
+        "one or more of text:GLOB (one sentence per line), prose:GLOB (running text), wiki:GLOB (WikiExtractor), "
+        "tfds:NAME/CONFIG:SPLIT (TensorFlow Datasets) and hf:ORG/NAME/CONFIG:SPLIT#COLUMN (Hugging Face Hub)",
         nargs="+",
         required=True,
-        metavar="SPEC",
     ),
-    option("--output", "folder of the corpus; must not exist unless --overwrite is set", required=True, metavar="DIR"),
+    option("--output DIR", "folder of the corpus; must not exist unless --overwrite is set", required=True),
     option(
-        "--vocab",
+        "--vocab FILE",
         "vocab.txt, SentencePiece .model, tokenizer.json or a checkpoint such as hf:google-bert/bert-base-uncased "
         "(default: train a vocabulary)",
-        metavar="FILE",
     ),
     option(
         "--vocab_kind",
-        "kind of vocabulary to train: wordpiece, sentencepiece or bpe (byte-level, cased unless --uncased)",
+        "vocabulary to train (bpe: byte-level, cased unless --uncased)",
         choices=("wordpiece", "sentencepiece", "bpe"),
         default="wordpiece",
     ),
-    option("--vocab_size", f"size of the vocabulary to train (default: {_VOCAB_SIZE})", type=number(int)),
-    option(
-        "--add_pieces",
-        "number of pieces to learn from the text and append to the WordPiece or BPE vocabulary of --vocab (default: 0)",
-        type=number(int, at_least=0),
-        default=0,
-        metavar="N",
-    ),
+    count("--vocab_size", f"size of the vocabulary to train (default: {_VOCAB_SIZE})"),
+    count("--add_pieces", "pieces to learn and append to a WordPiece or BPE --vocab (default: 0)", default=0, at_least=0),
     case_options(
         "keep case and accents (default: detected from --vocab; uncased for a new vocabulary)",
         "convert to lower case; WordPiece also strips accents",
@@ -55,27 +46,20 @@ _VOCAB_SIZE = 30522
         type=number(float, at_least=0, below=1),
         default=0.01,
     ),
-    option("--workers", "number of processes (default: one per core)", type=number(int, at_least=1, at_most=1024)),
+    count("--workers", "number of processes (default: one per core)"),
+    option("--runner", "processes on this machine, or Apache Beam", choices=("local", "beam"), default="local"),
     option(
-        "--runner",
-        "local (processes on this machine) or beam (Apache Beam, local or on a cluster)",
-        choices=("local", "beam"),
-        default="local",
-    ),
-    option(
-        "--runner_options",
+        "--runner_options NAME=VALUE",
         "Beam pipeline options, such as runner=DataflowRunner project=P region=R temp_location=gs://...",
         nargs="+",
         default=[],
-        metavar="NAME=VALUE",
     ),
-    option("--data_dir", "data folder of TensorFlow Datasets", metavar="DIR"),
+    option("--data_dir DIR", "data folder of TensorFlow Datasets"),
     flag("--overwrite", "replace an existing corpus"),
 )
 def prepare(args: argparse.Namespace) -> None:
     """Creates a tokenized corpus from text, and trains a vocabulary unless --vocab is set."""
-    from bertjax.data.corpus.prepare import prepare as run
-    from bertjax.data.corpus.prepare import summary
+    from bertjax.data.corpus import prepare
 
     vocabulary = args.vocab
     if vocabulary and args.vocab_size is not None:
@@ -84,7 +68,7 @@ def prepare(args: argparse.Namespace) -> None:
         from bertjax.convert.convert import read_vocabulary
 
         vocabulary = read_vocabulary(vocabulary, args.lower_case)
-    manifest = run(
+    manifest = prepare.prepare(
         args.input,
         args.output,
         vocabulary=vocabulary,
@@ -99,4 +83,4 @@ def prepare(args: argparse.Namespace) -> None:
         data_dir=args.data_dir,
         overwrite=args.overwrite,
     )
-    show(summary(args.output, manifest))
+    show(prepare.summary(args.output, manifest))

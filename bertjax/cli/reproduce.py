@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax.cli.common import join_cluster, print_result
-from bertjax.cli.parser import DISTRIBUTED, MFU, PRICE, command, flag, option, topology_option
+from bertjax.cli.parser import COST, DISTRIBUTED, TOPOLOGY_HELP, command, flag, option
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import duration, is_first, show
 
@@ -16,41 +16,34 @@ logger = logging.getLogger(__name__)
 @command(
     "bertjax reproduce --config tables/table5:scale=small,corpus=runs/corpus,glue=glue_data "
     "--results runs/tables --plan",
-    option(
-        "--config", "table and its arguments, such as tables/table5:scale=small", required=True, metavar="NAME[:ARGS]"
-    ),
-    option(
-        "--results",
-        "folder for all runs; a run that several tables share is trained once",
-        required=True,
-        metavar="DIR",
-    ),
+    option("--config NAME[:ARGS]", "table and its arguments, such as tables/table5:scale=small", required=True),
+    option("--results DIR", "folder for all runs; tables share equal runs", required=True),
     flag("--plan", "print the runs and their estimated time, then exit"),
-    *(topology_option(required=False), MFU, PRICE, DISTRIBUTED),
+    option("--topology GENERATION:SIZE", TOPOLOGY_HELP),
+    *(*COST, DISTRIBUTED),
 )
 def reproduce(args: argparse.Namespace) -> None:
     """Runs all experiments of a table of the paper. Skips finished runs and resumes interrupted runs."""
     from bertjax.config.mesh import ClusterConfig
+    from bertjax.reproduce import runner
     from bertjax.reproduce.results import load_results
-    from bertjax.reproduce.runner import describe_plan, load_table, plan_table
-    from bertjax.reproduce.runner import reproduce as run
     from bertjax.reproduce.runs import with_commits
     from bertjax.training.multihost import exit_on_host_error
 
     config = with_commits(args.config)
-    loaded = load_table(config)
+    loaded = runner.load_table(config)
     if not args.plan:
         join_cluster(args, ClusterConfig())
     with exit_on_host_error():
         results = load_results([args.results])
-        plan = plan_table(loaded, results)
+        plan = runner.plan_table(loaded, results)
         if is_first():
-            show(describe_plan(plan, args.results))
+            show(runner.describe_plan(plan, args.results))
             if args.topology:
                 show(_topology_line(plan, args))
         if args.plan:
             return
-        result = run(config, loaded, results, plan)
+        result = runner.reproduce(config, loaded, results, plan)
     print_result(result)
     if result["failed"]:
         raise SystemExit(1)
@@ -70,17 +63,10 @@ def _topology_line(plan: Any, args: argparse.Namespace) -> str:
 @command(
     "bertjax table 5 --results runs/tables",
     option("number", "table to print: 1 to 8, figure3, figure5, modern or the name of a custom table", nargs="+"),
-    option(
-        "--results",
-        "folder of `bertjax reproduce` or a file written by --keep; repeat the option for several folders, "
-        "which are searched in order",
-        action="append",
-        required=True,
-        metavar="DIR",
-    ),
+    option("--results DIR", "folder of `reproduce` or file of --keep; may be repeated", action="append", required=True),
     flag("--markdown", "print Markdown instead of aligned columns"),
-    option("--plot", "plot figure5 to this PNG file", metavar="FILE"),
-    option("--keep", "write the results of these tables to one JSON file", metavar="FILE"),
+    option("--plot FILE", "plot figure5 to this PNG file"),
+    option("--keep FILE", "write the results of these tables to one JSON file"),
 )
 def table(args: argparse.Namespace) -> None:
     """Prints the paper's numbers next to the reproduced numbers, and the commands of missing runs."""

@@ -1,10 +1,10 @@
-"""`bertjax train`: pre-training or fine-tuning of a model."""
+"""`bertjax train` and `bertjax sweep`: one training run, or runs over a grid of hyperparameters and random seeds."""
 
 import argparse
 import logging
 
 from bertjax.cli.common import join_cluster, open_init_checkpoint, parse_run_config, print_result
-from bertjax.cli.parser import DISTRIBUTED, INIT_FROM, PROFILE, REQUIRED_CONFIG, command, flag, option
+from bertjax.cli.parser import DISTRIBUTED, INIT_FROM, PROFILE, REQUIRED_CONFIG, command, count, flag, option
 from bertjax.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -13,25 +13,17 @@ logger = logging.getLogger(__name__)
 @command(
     "bertjax train --config pretrain:size=mini,corpus=runs/corpus --workdir runs/mini",
     REQUIRED_CONFIG,
-    option(
-        "--workdir", "folder of checkpoints, metrics and curves; resumed if it exists", required=True, metavar="DIR"
-    ),
+    option("--workdir DIR", "folder of checkpoints, metrics and curves; resumed if it exists", required=True),
     INIT_FROM,
     DISTRIBUTED,
     PROFILE,
     flag("--keep_optimizer", "start pre-training with the optimizer state of --init_from, at step 0 of the schedule"),
-    option(
-        "--tracker",
-        "experiment tracker to log metrics to; repeat the option to use both trackers",
-        action="append",
-        default=[],
-        choices=("wandb", "trackio"),
-    ),
+    option("--tracker", "metric tracker; may be repeated", action="append", default=[], choices=("wandb", "trackio")),
 )
 def train(args: argparse.Namespace) -> None:
     """Trains a model, or resumes training from the last checkpoint of the workdir."""
     from bertjax.convert.huggingface import export_problem
-    from bertjax.inference.guide import add_guide_vectors
+    from bertjax.inference.encode import add_guide_vectors
     from bertjax.tasks.build import build_task
     from bertjax.training.cached_features import add_cached_features
     from bertjax.training.checkpoint_config import fill_unset_fields
@@ -61,3 +53,29 @@ def train(args: argparse.Namespace) -> None:
             keep_optimizer=args.keep_optimizer,
         )
         print_result(result)
+
+
+@command(
+    "bertjax sweep --config glue:task=rte,path=glue_data --init_from runs/base --workdir runs/rte "
+    "--grid optimizer.learning_rate=1e-4,3e-4 --grid data.batch_size=16,32",
+    REQUIRED_CONFIG,
+    option("--workdir DIR", "sweep folder; resumed if it exists", required=True),
+    *(INIT_FROM, DISTRIBUTED),
+    count("--seeds", "number of seeds per setting; each seed is one trial", default=1),
+    option(
+        "--grid FIELD=VALUE,VALUE",
+        "values of a config field; repeat for all combinations (default: the experiment's `sweep` or argument `grid`)",
+        action="append",
+        default=[],
+    ),
+)
+def sweep(args: argparse.Namespace) -> None:
+    """Trains all settings of a grid, with one or more seeds each, and selects the best trial on the dev set."""
+    from bertjax.inference.encode import add_guide_vectors
+    from bertjax.training import sweep as sweeps
+    from bertjax.training.multihost import exit_on_host_error
+
+    distributed = join_cluster(args, parse_run_config(args).cluster)
+    with exit_on_host_error(), open_init_checkpoint(args, not distributed, sweeps.TRIALS) as init_from:
+        settings = (args.config, args.overrides, args.grid, args.seeds)
+        print_result(sweeps.sweep(*settings, args.workdir, init_from, add_guide_vectors))

@@ -14,6 +14,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict, config_dict
 from ml_collections.config_flags.tuple_parser import TupleParser
 
@@ -128,12 +129,8 @@ def describe_fields(config: Any) -> str:
 
 def with_defaults(config_class: type, values: dict[str, Any]) -> dict[str, Any]:
     """Returns a saved config (nested dictionaries) with defaults for fields that later versions have added."""
-
-    def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-        nested = {name: merge(defaults[name], values[name]) for name in values if isinstance(defaults.get(name), dict)}
-        return {**defaults, **values, **nested}
-
-    return merge(dataclasses.asdict(config_class()), replace_long_phase(values))
+    defaults = flatten_dict(dataclasses.asdict(config_class()), keep_empty_nodes=True)
+    return unflatten_dict(defaults | flatten_dict(replace_long_phase(values), keep_empty_nodes=True))
 
 
 def replace_long_phase(values: dict[str, Any]) -> dict[str, Any]:
@@ -147,13 +144,8 @@ def replace_long_phase(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "phases": [{"share": 1 - long["share"]}, second] if long["share"] else []}
 
 
-def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Returns the fields that differ between two nested dictionaries, as lines `name: old value -> new value`."""
-    lines = []
-    for name in sorted({*old, *new}):
-        before, after = old.get(name, "(absent)"), new.get(name, "(absent)")
-        if isinstance(before, dict) and isinstance(after, dict):
-            lines += differences(before, after, f"{prefix}{name}.")
-        elif before != after:
-            lines.append(f"{prefix}{name}: {str(before)[:60]} -> {str(after)[:60]}")
-    return lines
+    before, after = flatten_dict(old, sep="."), flatten_dict(new, sep=".")
+    pairs = {name: (before.get(name, "(absent)"), after.get(name, "(absent)")) for name in sorted({*before, *after})}
+    return [f"{name}: {str(first)[:60]} -> {str(last)[:60]}" for name, (first, last) in pairs.items() if first != last]

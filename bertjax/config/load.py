@@ -27,10 +27,8 @@ def parse_arguments(text: str | None, /, **defaults: Any) -> ConfigDict:
     for item in filter(None, (text or "").split(",")):
         name = item.partition("=")[0]
         if name not in defaults:
-            raise UsageError(
-                f"unknown config argument {name!r}; use one of {', '.join(defaults)} (to set a value that contains a "
-                "comma, use --config.FIELD=VALUE)"
-            )
+            fix = f"use one of {', '.join(defaults)} (for a value with a comma, --config.FIELD=VALUE)"
+            raise UsageError(f"unknown config argument {name!r}; {fix}")
         arguments[name] = parse_value(type(defaults[name]), item)
     return arguments
 
@@ -105,8 +103,6 @@ def apply_overrides(config_dict: ConfigDict, overrides: Sequence[str]) -> Config
     """Applies `--config.FIELD=VALUE` flags to a config in place. Repeated flags for a list field extend the list."""
     lists: set[str] = set()
     for item in overrides:
-        if not item.startswith("--config."):
-            raise UsageError(f"unexpected argument {item!r}; set config fields with --config.FIELD=VALUE")
         path = item.removeprefix("--config.").partition("=")[0]
         if path == "task":
             raise UsageError(f"{item} cannot be overridden; set --config to an experiment of that task")
@@ -119,22 +115,15 @@ def apply_overrides(config_dict: ConfigDict, overrides: Sequence[str]) -> Config
 
 def _find_field(config_dict: ConfigDict, path: str) -> tuple[ConfigDict, str]:
     """Returns the section and the name of a field. Raises a UsageError if the field does not exist."""
-    *sections, name = path.split(".")
-    node: Any = config_dict
-    for section in sections:
-        node = node[section] if isinstance(node, ConfigDict) and section in node else None
-    child = node.get(name) if isinstance(node, ConfigDict) else None
-    if isinstance(node, ConfigDict) and name in node and not isinstance(child, ConfigDict):
-        return node, name
-    similar = [] if isinstance(child, ConfigDict) else _similar_fields(config_dict, path)
-    known = next(section for section in (child, node, config_dict) if isinstance(section, ConfigDict))
-    fix = f"did you mean {' or '.join(similar)}?" if similar else f"use one of {', '.join(sorted(known))}"
-    raise UsageError(f"unknown field {path!r}; {fix}")
-
-
-def _similar_fields(config_dict: ConfigDict, field: str) -> list[str]:
-    """Returns the paths of the fields whose name is most similar to the unknown `field`, or []."""
+    section, name = config_dict, path.rpartition(".")[2]
+    for part in path.split("."):
+        section = section[part] if isinstance(section.get(part), ConfigDict) else section
     # Compare only the last part of each path, because all paths of a section start with the section's name.
-    names = {path: path.split(".")[-1] for path in flatten_dict(config_dict.to_dict(), sep=".")}
-    closest = difflib.get_close_matches(field.split(".")[-1], names.values(), n=1, cutoff=_MIN_SIMILARITY)
-    return [path for path, name in names.items() if name in closest]
+    names = {each: each.rpartition(".")[2] for each in flatten_dict(config_dict.to_dict(), sep=".")}
+    if path in names:
+        return section, name
+    is_section = any(each.startswith(f"{path}.") for each in names)
+    closest = [] if is_section else difflib.get_close_matches(name, names.values(), n=1, cutoff=_MIN_SIMILARITY)
+    similar = [each for each in names if names[each] in closest]
+    fix = f"did you mean {' or '.join(similar)}?" if similar else f"use one of {', '.join(sorted(section))}"
+    raise UsageError(f"unknown field {path!r}; {fix}")

@@ -99,15 +99,10 @@ class RunConfig(Section):
         Raises a UsageError if `model.vocab_size` is set to a different size, or if another model field is unset.
         """
         if self.model.vocab_size not in (None, vocab_size):
-            raise UsageError(
-                f"config.model.vocab_size is {self.model.vocab_size}, but the vocabulary has {vocab_size}; unset it"
-            )
+            raise UsageError(f"config.model.vocab_size is not the size of the vocabulary, {vocab_size}; unset it")
         model = dataclasses.replace(self.model, vocab_size=vocab_size)
         if model.unset:
-            raise UsageError(
-                "no initial checkpoint; use --init_from CKPT, or set a model size, such as --config NAME:size=base "
-                f"(unset fields of config.model: {listed(model.unset, 3)})"
-            )
+            raise UsageError(f"no initial checkpoint; use --init_from or size=base (unset: {listed(model.unset, 3)})")
         multiple, default = model.pad_vocab_to_multiple_of, ModelConfig.pad_vocab_to_multiple_of
         if default < multiple < vocab_size < 2 * multiple:
             # This multiple is the row count of a published token table, which is too small for the added pieces.
@@ -139,6 +134,5 @@ class RunConfig(Section):
             raise UsageError(f"too many tokens per batch: {batch_size * seq_len:,}; use at most {_MAX_TOKENS:,}")
         if batch_size % self.grad_accum_steps:
             raise UsageError(
-                f"config.data.batch_size={batch_size} is not divisible by config.grad_accum_steps="
-                f"{self.grad_accum_steps}; use a multiple of {self.grad_accum_steps}"
+                f"batch_size={batch_size} is not divisible by grad_accum_steps={self.grad_accum_steps}; change one"
             )

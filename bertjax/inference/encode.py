@@ -20,10 +20,12 @@ from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import UsageError, quoted
 from bertjax.inference.features import METADATA, num_texts, texts_sha256, write_shards
 from bertjax.inference.inputs import Text, TruncationCount, as_tuples, tokenize
-from bertjax.inference.load import LoadedModel
+from bertjax.inference.load import LoadedModel, load_model
 from bertjax.model.config import AUTO, LEFT, ModelConfig
 from bertjax.model.heads import Pooler
 from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
+from bertjax.tasks.embedding.task import EmbedTask
+from bertjax.tasks.task import Task
 from bertjax.utils.io import atomic_file, check_free_space, reserve_blocks
 from bertjax.utils.json_files import read_object
 from bertjax.utils.terminal import progress_bar
@@ -79,7 +81,7 @@ def pooler_states(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray) -
     # Pad to powers of two, because each shape is compiled once.
     padding = (1 << (len(states) - 1).bit_length()) - len(states)
     padded = np.pad(states, ((0, padding), (0, 0)))
-    pooled = np.asarray(_compiled_pooler(config)({"params": model.params["pooler"]}, padded))[: len(states)]
+    pooled = np.asarray(_compiled_pooler(config)({"params": model.nested_params["pooler"]}, padded))[: len(states)]
     return pool(model, pooled, lengths, pooling) if is_late else pooled
 
 
@@ -93,10 +95,7 @@ def pack_batches(lengths: np.ndarray, max_len: int) -> Iterator[tuple[np.ndarray
 
     Yields the text indices of each batch, int64 [rows, K] with `NO_EXAMPLE` at unused places, and its row length.
     """
-    row_lens = _row_lens(lengths, max_len)
-    packed = _pack(lengths, row_lens)
-    for row_len in row_lens:
-        rows = [texts for length, texts in packed if length == row_len]
+    for row_len, rows in _pack(lengths, _row_lens(lengths, max_len)).items():
         num_rows = max(1, _BATCH_TOKENS // row_len)
         if len(rows) < num_rows:
             num_rows = 1 << (len(rows) - 1).bit_length()
@@ -124,23 +123,23 @@ def _row_lens(lengths: np.ndarray, max_len: int) -> list[int]:
     return [*row_lens, min(row_len, max_len)]
 
 
-def _pack(lengths: np.ndarray, row_lens: list[int]) -> list[tuple[int, list[int]]]:
+def _pack(lengths: np.ndarray, row_lens: list[int]) -> dict[int, list[list[int]]]:
     """Assigns texts to rows, longest first, each to the fullest row with enough space or to a new row.
 
-    Returns length and text indices of each row.
+    Returns the text indices of each row, keyed by row length.
     """
-    rows: list[tuple[int, list[int]]] = []
+    rows: dict[int, list[list[int]]] = {row_len: [] for row_len in row_lens}
     # `free[n]` lists the rows with n free tokens.
-    free: list[list[int]] = [[] for _ in range(row_lens[-1] + 1)] if row_lens else []
+    free: list[list[list[int]]] = [[] for _ in range(row_lens[-1] + 1)] if row_lens else []
     for index in np.argsort(-lengths, kind="stable").tolist():
         length = min(int(lengths[index]), row_lens[-1])
         space = next((space for space in range(length, len(free)) if free[space]), None)
         if space is None:
             space = next(row_len for row_len in row_lens if row_len >= length)
-            rows.append((space, []))
-            free[space].append(len(rows) - 1)
+            free[space].append([])
+            rows[space].append(free[space][-1])
         row = free[space].pop()
-        rows[row][1].append(index)
+        row.append(index)
         free[space - length].append(row)
     return rows
 
@@ -166,10 +165,7 @@ class VectorEncoder:
         if self.pooling not in POOLINGS and self._embedder is None:
             raise UsageError(f"{self.model.path} has no pooling module; set pooling to {poolings}")
         if self._embedder is not None and self._embedder.refusal:
-            raise UsageError(
-                f"{self._embedder.refusal}; to encode without its sentence-transformers modules, set pooling to "
-                f"None, {poolings}"
-            )
+            raise UsageError(f"{self._embedder.refusal}; to encode without its modules, set pooling to {poolings}")
 
     @property
     def _embedder(self) -> SentenceEmbedder | None:
@@ -258,3 +254,18 @@ def resolve_prompt(model: LoadedModel, pooling: str | None, prompt: str | None, 
         raise UsageError(f"prompt_name={quoted(prompt_name)} is unknown; {model.path} has the prompts: {names}")
     name = (default if pooling == AUTO else "") if prompt_name is None else prompt_name
     return prompts.get(name, "") if prompt is None else prompt
+
+
+def add_guide_vectors(task: Task) -> None:
+    """Adds the guide model's vectors to an embedding task whose loss needs them. Call this before training."""
+    if not isinstance(task, EmbedTask) or not task.config.loss.needs_guide:
+        return
+    model, vectors = load_model(task.config.data.guide), []
+    for file in task.files:
+        columns = range(file.num_columns)
+        arrays = [encode_texts(model, file.strings[i :: file.num_columns], is_query=i == 0) for i in columns]
+        vectors.append(np.stack(arrays, axis=1))
+    width, expected = vectors[0].shape[-1], task.objective.model.width
+    if task.config.embed.loss == "distill_vectors" and width != expected:
+        raise UsageError(f"{task.config.data.guide} has {width} components; set --config.embed.dense={width}")
+    task.add_guide(vectors)

@@ -33,8 +33,6 @@ def ensemble(
     passage. Models may differ in size. `read_config` returns the prediction config of a checkpoint. In the result,
     `members` contains the fingerprint and metrics of each model. Without labels, there are no metrics.
     """
-    if len(checkpoints) < 2:
-        raise UsageError(f"an ensemble needs several checkpoints, not {len(checkpoints)}; repeat --checkpoint")
     if (Path(folder) / CONFIG).exists():
         raise UsageError(f"{folder} is a workdir, and its {RESULTS} would be overwritten; choose another --output")
     fingerprints = [saved_fingerprint(checkpoint) for checkpoint in checkpoints]
@@ -49,10 +47,7 @@ def ensemble(
         task = first if number == 1 else build_prediction_task(read_config(checkpoint))
         compared = _compared(task)
         if changed := [name for name, value in _compared(first).items() if value != compared[name]]:
-            raise UsageError(
-                f"{checkpoint} differs from the first member in {', '.join(changed)}; use members with the same task, "
-                "vocabulary and data, and set the same --config.data.FIELD for all"
-            )
+            raise UsageError(f"{checkpoint} differs from the first member in {', '.join(changed)}; use equal members")
         outputs = evaluate_batches(task, *load_for_task(task, checkpoint))[1]
         members.append({"fingerprint": fingerprint, **_metrics(task, outputs)})
         mean = _update_mean(mean, outputs, number) if mean else outputs

@@ -35,7 +35,6 @@ METADATA = "features.json"
 SHARD_BYTES = 64 << 20
 # Approximate maximum tokens per shard. Models with a small hidden size reach this limit before `SHARD_BYTES`.
 _MAX_SHARD_TOKENS = 1 << 18
-_NO_WORD = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +72,8 @@ class FeatureExtractor:
           `texts_sha256`: str, hash of the texts.
         """
         config, truncation = self.model.config, TruncationCount(self.seq_len)
-        hidden_states_of = make_hidden_states_fn(
-            config, self.model.params[ENCODER], self.model.mesh, self.layers, self.seq_len
-        )
+        encoder = self.model.nested_params[ENCODER]
+        hidden_states_of = make_hidden_states_fn(config, encoder, self.model.mesh, self.layers, self.seq_len)
         max_tokens = min(_MAX_SHARD_TOKENS, SHARD_BYTES // (4 * len(self.layers) * config.hidden_size))
         remaining = iter(texts)
         while rows := list(self._next_rows(remaining, max_tokens, truncation)):
@@ -87,11 +85,8 @@ class FeatureExtractor:
             yield {
                 "offsets": offsets,
                 "hidden_states": hidden_states,
-                "input_ids": tokens["input_ids"],
-                "segment_ids": tokens["segment_ids"],
                 "tokens": np.array(self.model.tokenizer.pieces(tokens["input_ids"])),
-                "words": tokens["words"],
-                "characters": np.stack([tokens["starts"], tokens["ends"]], axis=1),
+                **tokens,
                 "texts_sha256": np.array(texts_sha256(text for text, _ in rows)),
             }
         truncation.log()
@@ -106,23 +101,21 @@ class FeatureExtractor:
             yield text, row
 
     def _encode(self, text: str, truncation: TruncationCount) -> dict[str, list[int]]:
-        parts = text.split(PAIR_SEPARATOR, 1)
+        parts, vocabulary = text.split(PAIR_SEPARATOR, 1), self.model.vocabulary
         encoded = [self.model.tokenizer.encode_with_offsets(part) for part in parts]
-        row = encode_row([ids for ids, _ in encoded], self.model.vocabulary, truncation)
-        row |= {name: [_NO_WORD] for name in ("words", "starts", "ends")}
+        row: dict[str, list[Any]] = encode_row([ids for ids, _ in encoded], vocabulary, truncation)
+        row |= {"words": [-1], "characters": [[-1, -1]]}
         first_char, first_word = 0, 0
         for segment, (part, (_, spans)) in enumerate(zip(parts, encoded, strict=True)):
             word_starts = np.array([match.start() for match in re.finditer(r"\S+", part)], np.int64)
             # Drop the spans of truncated pieces. A segment ends with [SEP], and the first segment starts with [CLS].
-            is_last, vocabulary = segment == len(parts) - 1, self.model.vocabulary
+            is_last = segment == len(parts) - 1
             separators = vocabulary.end_separators if is_last else vocabulary.pair_separators
             spans = spans[: row["segment_ids"].count(segment) - separators - (1 if segment == 0 else 0)]
             # Assign each token to the word of its last character, since a SentencePiece token may start with a space.
             words = np.searchsorted(word_starts, np.maximum(spans[:, 1] - 1, spans[:, 0]), side="right") - 1
-            end = [_NO_WORD] * separators
-            row["words"] += [*(words + first_word).tolist(), *end]
-            row["starts"] += [*(spans[:, 0] + first_char).tolist(), *end]
-            row["ends"] += [*(spans[:, 1] + first_char).tolist(), *end]
+            row["words"] += [*(words + first_word).tolist(), *[-1] * separators]
+            row["characters"] += [*(spans + first_char).tolist(), *[[-1, -1]] * separators]
             first_char += len(part) + len(PAIR_SEPARATOR)
             first_word += len(word_starts)
         return row
@@ -165,9 +158,7 @@ def write_shards(folder: Path, extractor: Any, texts: Iterable[Text]) -> Iterato
         if not saved and any(folder.iterdir()):
             raise UsageError(f"{folder} contains files other than features; choose another --output")
         if changed := [name for name in metadata if saved and saved.get(name) != metadata[name]]:
-            raise UsageError(
-                f"{folder} contains features with different {changed[0]}; remove it, or choose another output"
-            )
+            raise UsageError(f"{folder} contains features with different {changed[0]}; remove it or use another output")
         remaining = iter(texts)
         num_shards, num_done = 0, 0
         while (file := folder / f"{num_shards:05}.npz").exists():

@@ -23,9 +23,6 @@ NUM_TEST_EXAMPLES = {
     "AX.tsv": 1104,
 }
 _WNLI = "WNLI.tsv"
-_WNLI_MAJORITY = "0"
-# The date is fixed, so that equal predictions give identical archives.
-_ZIP_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial: bool) -> list[str]:
@@ -36,32 +33,23 @@ def write_submission(folder: Path, output: Path, wnli_by_majority: bool, partial
     """
     contents = {name: read_utf8(folder / name) for name in NUM_TEST_EXAMPLES if (folder / name).is_file()}
     if not contents:
-        raise UsageError(
-            f"{folder} contains none of the prediction files {', '.join(NUM_TEST_EXAMPLES)}; write them with "
-            f"`bertjax predict --output {folder}`"
-        )
+        raise UsageError(f"{folder} has no prediction files such as CoLA.tsv; run `bertjax predict --output {folder}`")
     notes = []
     if wnli_by_majority:
-        source = "replaces the file of the folder" if _WNLI in contents else "not in the folder"
-        notes.append(
-            f"{_WNLI} ({source}): the majority class for all {NUM_TEST_EXAMPLES[_WNLI]} examples, as in the paper; "
-            "use --own_wnli to pack the folder's file instead"
-        )
-        rows = "".join(f"{index}\t{_WNLI_MAJORITY}\n" for index in range(NUM_TEST_EXAMPLES[_WNLI]))
-        contents[_WNLI] = f"index\tprediction\n{rows}"
+        notes.append(f"{_WNLI}: the majority class, as in the paper; use --own_wnli to pack the folder's file instead")
+        rows = (f"{index}\t0\n" for index in range(NUM_TEST_EXAMPLES[_WNLI]))
+        contents[_WNLI] = "".join(["index\tprediction\n", *rows])
     problems = [f"{name} is missing" for name in NUM_TEST_EXAMPLES if name not in contents]
     for name, content in contents.items():
         num_rows = sum(bool(row.partition("\t")[2].strip()) for row in content.split("\n")[1:])
         if num_rows != NUM_TEST_EXAMPLES[name]:
             problems.append(f"{name} has {num_rows:,} predictions instead of {NUM_TEST_EXAMPLES[name]:,}")
     if problems and not partial:
-        raise BertjaxError(
-            f"incomplete submission, which the GLUE server rejects: {'; '.join(problems)}; predict the missing tasks, "
-            "or use --partial"
-        )
+        raise BertjaxError(f"incomplete submission: {'; '.join(problems)}; predict the missing tasks, or use --partial")
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(contents):
-            archive.writestr(zipfile.ZipInfo(name, _ZIP_DATE), contents[name], zipfile.ZIP_DEFLATED)
+            # `ZipInfo` has a fixed date, so that equal predictions give identical archives.
+            archive.writestr(zipfile.ZipInfo(name), contents[name], zipfile.ZIP_DEFLATED)
     write_atomic(output, buffer.getvalue())
     return [*notes, *(f"incomplete: {problem}" for problem in problems)]

@@ -18,16 +18,11 @@ from jax.sharding import Mesh, Sharding
 
 from bertjax.config.load import load_saved_config
 from bertjax.config.mesh import MeshConfig
+from bertjax.convert import portable
 from bertjax.convert.arrays import shape_differences
 from bertjax.convert.convert import BERTJAX, detect_format, local_checkpoint, read_checkpoint
 from bertjax.convert.family import CLASSIFIER, OUTPUT_KINDS
-from bertjax.convert.portable import (
-    PortableCheckpoint,
-    check_portable,
-    missing_vocabulary,
-    read_workdir,
-    without_embedding_layers,
-)
+from bertjax.convert.portable import PortableCheckpoint
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import UsageError, quoted
@@ -36,8 +31,7 @@ from bertjax.model.encoder import ENCODER, Encoder
 from bertjax.model.heads import LmHead
 from bertjax.model.models import EncoderModel, build_model
 from bertjax.model.partitioning import resolve_auto
-from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
-from bertjax.tasks.finetuning.output_layer import OutputLayer, read_output_layer
+from bertjax.tasks.finetuning.output_layer import read_output_layer
 from bertjax.tasks.squad import SquadData
 from bertjax.tasks.text import TextData
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
@@ -72,33 +66,26 @@ class InferenceDefaults:
     threshold: float = TextData.threshold
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class LoadedModel:
-    """A trained model on a device mesh.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class LoadedModel(PortableCheckpoint):
+    """Checkpoint whose parameters are on a device mesh, including those of heads that `model` does not use.
 
     Attributes:
-      config: architecture and layout.
-      params: all parameters of the checkpoint on the mesh, float32, including heads that `model` does not use.
-      vocabulary: vocabulary of the checkpoint: WordPiece, SentencePiece or a `tokenizer.json`.
-      output_layer: kind and labels of the output layer, or None for a pre-trained model.
-      model_description: description of the Flax module, see `bertjax.model.models.model_description`.
-      defaults: inference settings of the fine-tuning run.
       mesh: device mesh.
       path: path of the checkpoint, for error messages.
-      embedder: modules of a sentence-transformers model (default: None, the model has no such modules).
-      unexported: `unexported_modules` of the run's objective (default: ()).
+      defaults: inference settings of the fine-tuning run.
     """
 
-    config: ModelConfig
     params: dict[str, Any]
     vocabulary: Vocabulary
-    output_layer: OutputLayer | None
-    model_description: Mapping[str, Any]
-    defaults: InferenceDefaults
     mesh: Mesh
     path: str
-    embedder: SentenceEmbedder | None = None
-    unexported: tuple[str, ...] = ()
+    defaults: InferenceDefaults
+
+    @functools.cached_property
+    def nested_params(self) -> dict[str, Any]:
+        """Parameters as the Flax modules take them, keyed by module."""
+        return unflatten_dict(self.params, sep="/")
 
     def row_len(self, seq_len: int | None) -> int:
         """Returns the maximum tokens per row: `seq_len` or, if it is None, the model's maximum."""
@@ -110,7 +97,7 @@ class LoadedModel:
     def metadata(self) -> dict[str, Any]:
         """Returns all settings that determine the hidden states of a text, as a JSON object."""
         digest = hashlib.sha256()
-        for path, array in sorted(flatten_dict(self.params[ENCODER], sep="/").items()):
+        for path, array in sorted(flatten_dict(self.nested_params[ENCODER], sep="/").items()):
             digest.update(f"{path} {array.dtype} {array.shape}".encode() + np.asarray(array).tobytes())
         return {
             "architecture": vars(self.config.architecture),
@@ -163,7 +150,7 @@ class LoadedModel:
         return lambda params, *inputs: encoder.apply({"params": params[ENCODER]}, *inputs)[0]
 
     def _jit(self, function: Callable[[Any, dict[str, jax.Array]], Any]) -> Callable[[Batch], Any]:
-        return jit_on_mesh(function, self.params, self.mesh)
+        return jit_on_mesh(function, self.nested_params, self.mesh)
 
 
 def build_known_model(model_description: Mapping[str, Any], config: ModelConfig) -> nn.Module:
@@ -189,7 +176,8 @@ def load_model(
     local = local_checkpoint(path)
     if detect_format(local) == BERTJAX and lower_case is None:
         folder = find_checkpoint(local)
-        checkpoint, defaults = read_workdir(folder, any_kind=True), _read_inference_defaults(workdir_of(folder))
+        checkpoint = portable.read_workdir(folder, any_kind=True)
+        defaults = _read_inference_defaults(workdir_of(folder))
     else:
         checkpoint, defaults = read_checkpoint(local, lower_case), InferenceDefaults()
         for note in checkpoint.notes:
@@ -224,7 +212,7 @@ def with_params_and_output_layer(
         raise UsageError(f"params lacks {CLASSIFIER!r}, the output layer for output_kind={output_kind!r}; add it")
     # Reject models with `config.feature_head`: the new output layer would read the encoder's last hidden states instead
     # of the output of the feature head.
-    check_portable(model.model_description, model.path)
+    portable.check_portable(model.model_description, model.path)
     names = tuple(map(str, labels))
     checkpoint = PortableCheckpoint(model.config, arrays, model.vocabulary, output_kind, names, embedder=model.embedder)
     is_named = not isinstance(labels, str) and len(names) == len({*names} - {""}) == checkpoint.num_outputs
@@ -235,49 +223,32 @@ def with_params_and_output_layer(
         modules |= {*checkpoint.family.classes[checkpoint.family.class_name(output_kind, set())].modules}
     expected = {each.path: each.stacked_shape for each in checkpoint.parameters if each.module in modules}
     if problem := shape_differences({name: array.shape for name, array in arrays.items()}, expected):
-        raise UsageError(
-            f"params do not match the model: {problem}; correct them, or set output_kind for a new {CLASSIFIER}"
-        )
+        raise UsageError(f"wrong params: {problem}; correct them, or set output_kind for a new {CLASSIFIER}")
     return _from_portable(checkpoint, model.path, model.mesh, InferenceDefaults())
 
 
 def to_portable(model: LoadedModel) -> PortableCheckpoint:
     """Converts a loaded model to an in-memory checkpoint. Raises a UsageError if no format supports the model."""
-    check_portable(model.model_description, model.path)
-    kind, labels = (model.output_layer.kind, model.output_layer.labels) if model.output_layer else ("", ())
-    arrays = {name: np.asarray(array) for name, array in flatten_dict(jax.device_get(model.params), sep="/").items()}
-    arrays = without_embedding_layers(model.model_description, arrays)
-    return PortableCheckpoint(
-        model.config, arrays, model.vocabulary, kind, labels, embedder=model.embedder, unexported=model.unexported
-    )
+    portable.check_portable(model.model_description, model.path)
+    arrays = portable.without_embedding_layers(model.model_description, jax.device_get(model.params))
+    return dataclasses.replace(model, params=arrays, description=None, notes=(), source="-")
 
 
 def _from_portable(checkpoint: PortableCheckpoint, path: str, mesh: Mesh, defaults: InferenceDefaults) -> LoadedModel:
     if checkpoint.vocabulary is None:
-        raise missing_vocabulary(path)
-    description, shardings = checkpoint.model_description, {}
+        raise portable.missing_vocabulary(path)
+    shardings: dict[str, Sharding] = {}
     # Tracing the model takes 0.3 s. It is needed only for the shardings of several devices, and to find unknown
     # parameters, which only checkpoints in bertjax's format may contain.
     if mesh.size > 1 or checkpoint.description is not None:
-        shardings = _shardings(build_known_model(description, checkpoint.config), mesh)
+        shardings = _shardings(build_known_model(checkpoint.model_description, checkpoint.config), mesh)
         modules = {name.partition("/")[0] for name in shardings}
         for name in checkpoint.params.keys() - shardings.keys():
             if name.partition("/")[0] in modules:
                 raise UsageError(f"unknown parameter {name}; use a checkpoint written by this version")
     default = replicated(mesh)
     arrays = {name: jax.device_put(array, shardings.get(name, default)) for name, array in checkpoint.params.items()}
-    return LoadedModel(
-        checkpoint.config,
-        unflatten_dict(arrays, sep="/"),
-        checkpoint.vocabulary,
-        checkpoint.output_layer,
-        description,
-        defaults,
-        mesh,
-        path,
-        checkpoint.embedder,
-        checkpoint.unexported,
-    )
+    return LoadedModel(**vars(checkpoint) | {"params": arrays}, mesh=mesh, path=path, defaults=defaults)
 
 
 def _shardings(model: nn.Module, mesh: Mesh) -> dict[str, Sharding]:

@@ -26,7 +26,7 @@ from bertjax.tasks.build import build_task
 from bertjax.tasks.embedding.evaluation import ScoredPairs
 from bertjax.tasks.embedding.task import EmbedTask
 from bertjax.tasks.finetuning import spans as squad_spans
-from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS, OutputLayer
+from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.records import FIELDS, PredictionRecords, Record
 from bertjax.training.plots import plot_cosines
@@ -40,17 +40,9 @@ _MASK = "[MASK]"
 
 @dataclasses.dataclass(frozen=True)
 class TextPredictor:
-    """Fine-tuned model with prediction options.
-
-    Attributes:
-      model: fine-tuned model.
-      labels: names of the outputs.
-      context: passage that contains the answers (only for question answering).
-      truncation: counts of encoded and of truncated texts, updated in place.
-    """
+    """Fine-tuned model with prediction options; see `predict_texts`. `truncation` is updated in place."""
 
     model: LoadedModel
-    labels: tuple[str, ...]
     context: str
     truncation: TruncationCount
 
@@ -76,16 +68,16 @@ class TextPredictor:
 def predict_classes(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
     """Predicts one class for each text or pair. A regression model predicts a number."""
     logits = predictor.sequence_logits(inputs)
-    if not predictor.labels:
+    if not predictor.model.labels:
         return [{"prediction": records.round_digits(row[0])} for row in logits]
-    return [records.class_record(predictor.labels, row) for row in logits]
+    return [records.class_record(predictor.model.labels, row) for row in logits]
 
 
 def predict_labels(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
     """Predicts any number of labels for each text or pair."""
     threshold = predictor.model.defaults.threshold
     logits = predictor.sequence_logits(inputs)
-    return [records.multilabel_record(predictor.labels, row, threshold) for row in logits]
+    return [records.multilabel_record(predictor.model.labels, row, threshold) for row in logits]
 
 
 def predict_choices(predictor: TextPredictor, inputs: Sequence[Texts]) -> list[Record]:
@@ -104,7 +96,7 @@ def predict_tags(predictor: TextPredictor, inputs: Sequence[str | Texts]) -> lis
     spans = [split(text) if isinstance(text, str) else _joined_spans(text) for text in inputs]
     sentences = [[text[start:end] for start, end in text_spans] for text, text_spans in zip(texts, spans, strict=True)]
     tagged = TaggedText(sentences, [[""] * len(words) for words in sentences], range(len(sentences)))
-    labels, tokenizer = list(predictor.labels), predictor.model.tokenizer
+    labels, tokenizer = list(predictor.model.labels), predictor.model.tokenizer
     examples, places = encode_tagged(tagged, labels, tokenizer, predictor.truncation.seq_len, False, "the text")
     tokens = {name: examples.tokens[name] for name in ("input_ids", "segment_ids")}
     logits = gather_words(places, predictor.logits(dataclasses.replace(examples, tokens=tokens)))
@@ -157,24 +149,22 @@ PREDICTORS: dict[str, Callable[[TextPredictor, Sequence[Any]], list[Record]]] = 
 }
 
 
-def check_model(model: LoadedModel, context: str) -> OutputLayer:
-    """Returns a model's output layer. Raises a UsageError if it has none, or if `context` is missing or not used."""
-    layer, module = model.output_layer, model.model_description["kind"]
-    if layer is None or module not in ("sequence", "tokens"):
+def check_model(model: LoadedModel, context: str) -> None:
+    """Raises a UsageError if a model has no output layer for texts, or if `context` is missing or not used."""
+    module = model.model_description["kind"]
+    if not model.output_kind or module not in ("sequence", "tokens"):
         raise UsageError(
             f"{model.path} has no output layer for texts (its model is {module!r}); fine-tune it with `bertjax train "
             "--init_from`, predict masked words with fill_mask, or predict a task's data with --output"
         )
-    if (layer.kind == SPANS) != bool(context):
-        fix = "set context to the passage" if layer.kind == SPANS else "omit context"
-        raise UsageError(f"{model.path} predicts {layer.kind}; {fix}")
-    return layer
+    if (model.output_kind == SPANS) != bool(context):
+        fix = "omit context" if context else "set context to the passage"
+        raise UsageError(f"{model.path} predicts {model.output_kind}; {fix}")
 
 
 def predict_texts(
     model: LoadedModel,
     inputs: Iterable[str | Texts],
-    *,
     context: str = "",
     seq_len: int | None = None,
     logits: bool = False,
@@ -191,15 +181,14 @@ def predict_texts(
       seq_len: maximum tokens per row (default: None, `InferenceDefaults.seq_len`).
       logits: whether to add logits to the records.
     """
-    layer = check_model(model, context)
+    check_model(model, context)
     row_len = model.row_len(seq_len)
-    if seq_len is None:
-        row_len = min(model.defaults.seq_len or row_len, row_len)
-    truncation = TruncationCount(row_len)
-    predictor = TextPredictor(model, layer.labels, context, truncation)
+    default = model.defaults.seq_len if seq_len is None else 0
+    truncation = TruncationCount(min(default or row_len, row_len))
+    predictor = TextPredictor(model, context, truncation)
     remaining = iter(inputs)
     while chunk := list(itertools.islice(remaining, _CHUNK_TEXTS)):
-        chunk_records = PREDICTORS[layer.kind](predictor, chunk)
+        chunk_records = PREDICTORS[model.output_kind](predictor, chunk)
         yield from chunk_records if logits else map(records.without_logits, chunk_records)
     truncation.log()
 
@@ -233,11 +222,9 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
       For each mask token, from left to right, `top` pairs of token and probability, best first. The token is a piece of
         the vocabulary or, with a tokenizer.json, its text, such as " the".
     """
-    if "masked_lm" not in model.params and model.config.has_lm_head_params:
+    if "masked_lm" not in model.nested_params and model.config.has_lm_head_params:
         raise UsageError(f"{model.path} lacks the parameters masked_lm; use a checkpoint with a masked-LM head")
     vocabulary, max_len = model.vocabulary, model.config.max_row_tokens
-    if not 1 <= top <= vocabulary.size:
-        raise UsageError(f"top={top} is out of range; use 1 to {vocabulary.size}")
     mask = vocabulary.pieces[vocabulary.mask_id]
     text_ids = model.tokenizer.encode_with_special(text.replace(_MASK, mask))
     if vocabulary.mask_id not in text_ids:

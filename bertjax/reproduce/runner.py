@@ -13,8 +13,8 @@ from etils import epath
 from bertjax.config.load import experiment_file, experiments_folder, run_experiment
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.estimate import DEFAULT_MFU
+from bertjax.inference.encode import add_guide_vectors
 from bertjax.inference.ensemble import ensemble
-from bertjax.inference.guide import add_guide_vectors
 from bertjax.model.flops import peak_flops_per_second
 from bertjax.reproduce.results import Results, update_index
 from bertjax.reproduce.runs import load_released

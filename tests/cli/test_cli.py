@@ -61,8 +61,8 @@ INVALID_VALUES = [
     ("--config.model.hidden_dropout_prob=0.999999", "hidden_dropout_prob is 0.999999; it must be at most 0.9999"),
     ("--config.task=nosuch", "config.task=nosuch cannot be overridden"),
     ("--config.seed", "--config.seed has no value"),
-    ("stray word", "'stray'"),
-    ("--config.seed 1 stray", "'stray'"),
+    ("stray word", "unknown argument stray; see"),
+    ("--config.seed 1 stray", "unknown argument stray; see"),
     ("--flagfile", "unknown argument --flagfile"),
     ("--log_level=loud", "invalid choice: 'loud'"),
 ]
@@ -137,8 +137,6 @@ def test_terminal_control_characters_are_escaped(capfd, corpus, monkeypatch):
         ("return changed(steps=None)", "config.steps is None; .* an integer"),
         ("return None", "needs a function get_config that returns a ConfigDict"),
         ("pass\ndel get_config", "needs a function get_config"),
-        ("return changed()\ndef sweep(arguments):\n    return ['ab']", "yields \\['ab'\\]; yield dictionaries"),
-        ("return changed()\ndef sweep(arguments):\n    return []", "yields \\[\\]; yield dictionaries"),
     ],
 )
 def test_invalid_custom_experiment_is_rejected(capfd, tmp_path, code, message):
@@ -240,10 +238,7 @@ def nan_attention(query, *_, **__):
 
 @pytest.mark.ci
 def test_bench_step_measures_only_the_first_phase_and_reports_non_finite_losses(capfd):
-    overrides = (
-        "--config.data.seq_len=16",
-        f"--config.model.attention={__name__}.nan_attention",
-    )
+    overrides = ("--config.data.seq_len=16", f"--config.model.attention={__name__}.nan_attention")
     main(["bench", "step", "--config", f"{TINY},phases=2", "--steps=1", "--json", *overrides])
     out, error = capfd.readouterr()
     assert re.search("not finite: .*mlm_loss", error)

@@ -189,8 +189,7 @@ def test_fill_mask_prints_the_most_probable_pieces(capfd, workdir):
 
 def test_fill_mask_rejects_invalid_arguments(capfd, workdir, tmp_path):
     for checkpoint, arguments, message in (
-        (workdir, ["a [MASK]", "--top=100000"], "top=100000 is out of range"),
-        (workdir, ["a [MASK]", "--top=0"], "top=0 is out of range"),
+        (workdir, ["a [MASK]", "--top=0"], "0 is out of range"),
         (workdir, ["nothing to fill"], "no [MASK] in 'nothing to fill'"),
         (tmp_path, ["a [MASK]"], f"no checkpoint at {tmp_path}"),
     ):

@@ -26,13 +26,7 @@ from bertjax.tasks.embedding.sentence_embedder import Layer, Pooling, SentenceEm
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TEXTS = ["a b", "it is a longer text", "c"]
 # Kind of output layer, and its labels. `None` is a model with a masked-LM head.
-KINDS = {
-    None: (),
-    "classes": ("no", "yes", "maybe"),
-    "choices": (),
-    "tags": ("O", "X"),
-    "spans": (),
-}
+KINDS = {None: (), "classes": ("no", "yes", "maybe"), "choices": (), "tags": ("O", "X"), "spans": ()}
 PACKAGES = ("onnxscript", "onnxruntime", "torch", "transformers", "sentence_transformers")
 needs_torch = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in PACKAGES), reason="needs ONNX: pip install -e '.[onnx]'"

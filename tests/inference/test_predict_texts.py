@@ -260,7 +260,7 @@ def test_wrong_usage_is_refused(folders, capfd, tmp_path):
     cli.main(["convert", str(folders[TAGS]), str(workdir)])
     (workdir / "output_layer.json").unlink()
     for folder, arguments, message in (
-        (folders[""], "a", "no output layer for texts (its model is 'pretraining'); fine-tune it"),
+        (folders[""], "a", "no output layer for texts (model 'pretraining'); fine-tune it"),
         (workdir, "a", "has no output layer"),
         (folders[SPANS], "who?", "set context to the passage"),
         (folders[CHOICES], "he|||ran", "too few endings: ('he|||ran',)"),
@@ -278,8 +278,8 @@ def test_wrong_usage_is_refused(folders, capfd, tmp_path):
         assert message in refused(capfd, "predict", f"--checkpoint={folder}", *arguments.split())
     assert "a text is empty" in refused(capfd, "predict", f"--checkpoint={folders[CLASSES]}", "")
     model = load_model(folders[CLASSES])
-    own = dataclasses.replace(model, model_description=model.model_description | {"kind": "relations"})
-    with pytest.raises(UsageError, match="its model is 'relations'.*--output"):
+    own = dataclasses.replace(model, description=model.model_description | {"kind": "relations"})
+    with pytest.raises(UsageError, match="model 'relations'.*--output"):
         predict.check_model(own, "")
 
 
@@ -320,6 +320,6 @@ def test_unknown_head_loads_as_encoder_and_unknown_encoder_parameter_is_refused(
         (folder / "checkpoints").rmtree()
         save_params(folder, checkpoint.params | extra, kind, checkpoint.config.architecture)
     loaded = load_model(tmp_path / "head", mesh)
-    assert isinstance(loaded.model, EncoderModel) and "discriminator" in loaded.params
+    assert isinstance(loaded.model, EncoderModel) and "discriminator" in loaded.nested_params
     with pytest.raises(UsageError, match="unknown parameter .*encoder/layers/mlp_gate/kernel"):
         load_model(tmp_path / "gate", mesh)

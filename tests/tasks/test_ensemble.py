@@ -79,14 +79,13 @@ def assert_mean_scores(folder):
 @pytest.mark.slow
 def test_incompatible_ensemble_members_are_an_error(cola, glue, letters, tmp_path, capfd):
     command = ["ensemble", f"--output={tmp_path}/ensemble", f"--checkpoint={cola}"]
-    assert "an ensemble needs several checkpoints, not 1; repeat --checkpoint" in refused(capfd, *command)
     shutil.copytree(cola, tmp_path / "copy")
     assert "with the same parameters" in refused(capfd, *command, f"--checkpoint={tmp_path}/copy")
     to_workdir = ("ensemble", f"--output={tmp_path}/copy", f"--checkpoint={cola}", f"--checkpoint={tmp_path}/copy")
     assert f"{tmp_path}/copy is a workdir" in refused(capfd, *to_workdir)
     train(f"glue.py:task=rte,path={glue}", tmp_path / "rte", letters, steps=1)
     message = refused(capfd, *command, f"--checkpoint={tmp_path}/rte")
-    assert "rte/checkpoints/1 differs from the first member in labels, data; use members with the same task" in message
+    assert "rte/checkpoints/1 differs from the first member in labels, data; use equal members" in message
     vocabulary = tmp_path / "vocabulary.txt"
     vocabulary.write_text(letters.read_text() + "##ed\n")
     train(f"glue.py:task=cola,path={glue}", tmp_path / "other", vocabulary, steps=1, data__seq_len=16)

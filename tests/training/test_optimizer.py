@@ -243,9 +243,9 @@ def test_layer_decay_lowers_the_rate_of_lower_layers():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"decay_steps": 5}, "decay_steps does not apply to schedule=bert"),
-        ({"freeze": ("",)}, "use paths such as encoder"),
-        ({"freeze": ("encoder/layers",)}, "encoder/layers.* and config.optimizer.freeze_layers for layers"),
+        ({"decay_steps": 5}, "decay_steps needs config.optimizer.schedule=warmup_stable_decay"),
+        ({"freeze": ("",)}, "use a path such as encoder"),
+        ({"freeze": ("encoder/layers",)}, "encoder/layers.* or freeze_layers"),
         ({"freeze": ("encoder",), "freeze_layers": 1}, "freeze contains encoder; unset .* freeze_layers"),
     ],
 )
