@@ -182,48 +182,43 @@ def _settings(run: Run) -> list[str]:
 
 def read_outcome(folder: epath.Path, run: Run) -> Outcome | None:
     """Reads the outcome of a run from its workdir (None: unfinished). A sweep's outcome is its best setting on dev."""
-    workdirs, best = _sweep_workdirs(folder) if run.seeds else ({folder: {}}, [folder])
-    if not best or not all((path / RESULTS).exists() for path in workdirs):
+    workdirs = _best_trials(folder) if run.seeds else {folder: {}}
+    if len(workdirs) < max(run.seeds, 1) or not all((path / RESULTS).exists() for path in workdirs):
         return None
     results = {path: read_results(path) for path in workdirs}
     for path, fields in workdirs.items():
         _check_config(run.members[0] if run.members else run, folder, results[path]["config"], fields)
     if len({result.get("started_from") for result in results.values()}) > 1:
         raise _mismatch(folder, "has trials that started from different parameters")
-    if len(best) < run.seeds:
-        return None
-    first = results[best[0]]
+    first, *_ = results.values()
     return Outcome(
         settings=_settings(run),
-        metrics=[{name: value for name, value in results[path].items() if type(value) is float} for path in best],
+        metrics=[{name: value for name, value in each.items() if type(value) is float} for each in results.values()],
         started_from=first.get("started_from", ""),
         fingerprint="" if run.seeds else first.get("parameters_fingerprint", ""),
         members=[member["fingerprint"] for member in first.get("members", ())],
     )
 
 
-def _sweep_workdirs(folder: epath.Path) -> tuple[dict[epath.Path, dict[str, Any]], list[epath.Path]]:
-    """Returns (trials, best) of a sweep. Both are empty if the sweep is unfinished or has a failed trial.
+def _best_trials(folder: epath.Path) -> dict[epath.Path, dict[str, Any]]:
+    """Returns the fields of the best setting's trials, sorted by seed, keyed by workdir.
 
-    A trial that diverged does not count as failed.
-    `trials` maps the workdir of each finished trial to its fields. `best` contains the workdirs of the best setting,
-    sorted by seed.
+    Returns {} if the sweep is unfinished or has a failed trial.
     """
     if not (folder / SWEEP).exists():
-        return {}, []
+        return {}
     try:
         sweep = read_json_object(folder / SWEEP)
         # Divergence is a result. Other errors, such as a full disk, may not occur again if the trial is repeated.
         has_failed = any("error" in trial and not trial.get("diverged") for trial in sweep["trials"])
         if sweep["left"] or sweep["best"] is None or has_failed:
-            return {}, []
-        finished = (trial["trial"] for trial in sweep["trials"] if "score" in trial)
-        workdirs = {folder / TRIALS / trial_name(fields): fields for fields in finished}
-        name = sweep["settings"][0]["setting"]
-        best = [path for path, fields in workdirs.items() if trial_name(setting_of(fields)) == name]
+            return {}
+        finished: list[dict[str, Any]] = [trial["trial"] for trial in sweep["trials"] if "score" in trial]
+        finished.sort(key=lambda fields: fields[SEED])
+        best = sweep["settings"][0]["setting"]
+        return {folder / TRIALS / trial_name(each): each for each in finished if trial_name(setting_of(each)) == best}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise _mismatch(folder / SWEEP, f"is damaged ({first_line(error)})") from error
-    return workdirs, sorted(best, key=lambda path: workdirs[path][SEED])
 
 
 def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], fields: Mapping[str, Any]) -> None:
