@@ -19,9 +19,8 @@ from bertjax.data.corpus.store import MANIFEST
 from bertjax.errors import UsageError
 from bertjax.metrics.entities import entity_scores
 from bertjax.metrics.squad import score_v1, score_v2
-from bertjax.model.feature_head import LAST, FeatureHead
 from bertjax.presets import load_settings
-from bertjax.reproduce import runs, scales
+from bertjax.reproduce import scales
 from bertjax.reproduce.formatting import as_markdown, format_table
 from bertjax.reproduce.results import load_results
 from bertjax.reproduce.runner import load_table
@@ -162,17 +161,6 @@ def test_runs_have_valid_commands_and_cells_have_the_paper_s_labels_and_metrics_
         assert {cell.row for cell in table.cells} <= paper.rows.keys()
         # Labels of test sets are not public.
         assert {cell.column for cell in table.cells} >= {column for column in paper.columns if "Test" not in column}
-
-
-@every_scale
-@pytest.mark.parametrize("task", ["mnli", "qnli", "sst2", "stsb", "squad", "squad2", "triviaqa", "swag", "ner"])
-@pytest.mark.parametrize("feature_head", [FeatureHead(), FeatureHead(LAST, 2, 128)], ids=["fine-tuned", "on features"])
-def test_epochs_assumed_for_flops_equal_those_of_the_config(task, feature_head, scale):
-    settings = scales.get_scale(scale)
-    start = runs.pretraining(settings, DATA)
-    run = runs.fine_tuning(settings, DATA, task, start, feature_head=feature_head)
-    epochs = settings.feature_epochs if feature_head.features else settings.tasks[task].epochs
-    assert load_config(run.config, run.overrides).epochs == epochs
 
 
 def test_configs_of_tables_5_6_and_8_match_the_row_names():
