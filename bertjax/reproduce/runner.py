@@ -32,11 +32,6 @@ from bertjax.utils.terminal import duration
 logger = logging.getLogger(__name__)
 
 
-def table_experiment(name: str) -> str:
-    """Returns the packaged experiment of a table such as `5` or `figure3`."""
-    return f"tables/table{name}" if name.isdigit() else f"tables/{name}"
-
-
 def load_table(config: str) -> Table:
     """Loads a table by calling `get_table` of an experiment `FILE[:ARGUMENTS]`."""
     experiment, arguments = run_experiment(config)
