@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,6 @@ class Results:
         return next((path for path, outcomes in self.sources if outcomes is None), "RESULTS")
 
     def finished(self, runs: Iterable[Run]) -> set[str]:
-        """Returns the names of the runs that are finished."""
         return {run.name for run in runs if self.outcome(run)}
 
     def outcome(self, run: Run) -> Outcome | None:
@@ -119,26 +117,22 @@ def _mismatch(path: str | epath.Path, difference: str) -> BertjaxError:
 
 def load_results(paths: Sequence[str]) -> Results:
     """Reads results folders and files. Folders may be empty or missing, but files (`.json`) must exist."""
-    sources, tables, seconds = zip(*map(_load_source, paths), strict=True)
-    return Results(sources, dict(ChainMap(*tables)), dict(ChainMap(*seconds)))
-
-
-def _load_source(path: str) -> tuple[tuple[str, dict[str, Outcome] | None], dict[str, str], dict[str, float]]:
-    """Returns the fields of `Results` for a single folder or file."""
-    folder = resolve_checkpoint_path(path)
-    is_file = folder.suffix == ".json" or (folder.exists() and not folder.is_dir())
-    file = folder if is_file else folder / INDEX
-    if not is_file and not file.exists():
-        return (os.fspath(folder), None), {}, {}
-    try:
-        content = read_json_object(file)
-        outcomes = {name: Outcome(**run) for name, run in content["runs"].items()} if is_file else None
-        return (os.fspath(folder), outcomes), content["tables"], content["seconds"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{file} is not a results file ({type(error).__name__}: {first_line(error)}); use a file of `bertjax "
-            "table --keep` or a folder of `bertjax reproduce`"
-        ) from error
+    results = Results(())
+    for path in reversed(paths):
+        folder = resolve_checkpoint_path(path)
+        is_file = folder.suffix == ".json" or (folder.exists() and not folder.is_dir())
+        file = folder if is_file else folder / INDEX
+        try:
+            content = read_json_object(file) if is_file or file.exists() else {"tables": {}, "seconds": {}}
+            outcomes = {name: Outcome(**run) for name, run in content["runs"].items()} if is_file else None
+            tables, seconds = results.tables | content["tables"], results.seconds | content["seconds"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"{file} is not a results file ({type(error).__name__}: {first_line(error)}); use a file of `bertjax "
+                "table --keep` or a folder of `bertjax reproduce`"
+            ) from error
+        results = Results(((os.fspath(folder), outcomes), *results.sources), tables, seconds)
+    return results
 
 
 def update_index(path: str, tables: Mapping[str, str], seconds: Mapping[str, float]) -> None:
