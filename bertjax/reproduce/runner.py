@@ -165,15 +165,10 @@ def _initial_checkpoint(run: Run, results: str) -> epath.Path | None:
         return None
     if run.init_from.released:
         return find_checkpoint(load_released(run.init_from.released).path)
-    checkpoint = run.init_from.checkpoint(results, run.init_step)
-    if run.init_step and not epath.Path(checkpoint).exists():
-        folder = f"{results}/{run.init_from.name}"
-        raise BertjaxError(f"{folder} lacks step {run.init_step:,}; delete or rename the folder to repeat the run")
-    return find_checkpoint(checkpoint)
+    return find_checkpoint(run.init_from.checkpoint(results, run.init_step))
 
 
 def _execute(run: Run, results: str) -> dict[str, Any]:
-    """Executes a run in this process and returns its result."""
     folder = f"{results}/{run.name}"
     if run.members:
         checkpoints = [find_checkpoint(member.checkpoint(results)) for member in run.members]
