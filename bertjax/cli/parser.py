@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from bertjax.errors import UsageError
 from bertjax.estimate import DEFAULT_MFU
-from bertjax.utils.sections import Bounds
+from bertjax.utils.sections import bounds_problem
 from bertjax.utils.terminal import LOG_LEVELS
 
 # Function that adds options to a parser or to an option group.
@@ -107,12 +107,11 @@ def exclusive(*options: Option) -> Option:
 
 
 def number(kind: type[int] | type[float], **bounds: Any) -> Callable[[str], float]:
-    """Returns an argparse type that parses and checks a number. `bounds` are arguments of `Bounds`."""
-    allowed = Bounds(**bounds)
+    """Returns an argparse type that parses and checks a number. `bounds` are arguments of `bounds_problem`."""
 
     def parse(text: str) -> float:
         value = kind(text)
-        if problem := allowed.problem(value):
+        if problem := bounds_problem(value, **bounds):
             raise argparse.ArgumentTypeError(f"{value} is out of range; {problem}")
         return value
 

@@ -74,12 +74,13 @@ def table(args: argparse.Namespace) -> None:
 
     from bertjax.reproduce.formatting import as_markdown, as_text, format_table, plot_figure5
     from bertjax.reproduce.results import load_results, save_results
-    from bertjax.reproduce.runner import load_table, table_experiment
+    from bertjax.reproduce.runner import load_table
 
     if args.plot and "figure5" not in args.number:
         raise UsageError(f"--plot draws figure5, not {' '.join(args.number)}; add figure5, or omit --plot")
     results = load_results(args.results)
-    experiments = {name: results.tables.get(name) or table_experiment(name) for name in args.number}
+    packaged = {name: f"tables/{'table' * name.isdigit()}{name}" for name in args.number}
+    experiments = {name: results.tables.get(name) or experiment for name, experiment in packaged.items()}
     tables = {name: load_table(config) for name, config in experiments.items()}
     for path, (source, _) in zip(args.results, results.sources, strict=True):
         if not epath.Path(source).exists():

@@ -24,12 +24,10 @@ class CellValue(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Mean of the values."""
         return statistics.mean(self.values)
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the values, 0 for a single value."""
         return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
     @property
@@ -41,23 +39,16 @@ class CellValue(NamedTuple):
         return " ±".join(f"{number:.{self.digits}f}" for number in numbers) + self.progress
 
 
-class Column(NamedTuple):
-    """Printed column: name, source of the numbers (`paper` or `ours`), and one text per row."""
-
-    name: str
-    source: str
-    texts: tuple[str, ...]
-
-
 class FormattedTable(NamedTuple):
-    """Table whose cells are formatted as text. In `columns`, the paper's numbers come before ours of the same name.
+    """Table whose cells are formatted as text.
 
+    `columns` contains one text per row, keyed by the column's name and the source of its numbers, `paper` or `ours`.
     `commands` are the shell commands of the unfinished runs, in order.
     """
 
     title: str
     rows: tuple[str, ...]
-    columns: tuple[Column, ...]
+    columns: dict[tuple[str, str], tuple[str, ...]]
     notes: tuple[str, ...]
     commands: tuple[str, ...]
 
@@ -68,13 +59,13 @@ def format_table(table: Table, results: Results) -> FormattedTable:
     rows = [*dict.fromkeys((*paper.rows, *(cell.row for cell in table.cells)))]
     if table.name == "figure5":
         rows.sort(key=_thousands)
-    columns = []
+    columns = {}
     for name in dict.fromkeys((*paper.columns, *(cell.column for cell in table.cells))):
         if name in paper.columns:
             index = [*paper.columns].index(name)
             numbers = (paper.rows[row][index] if row in paper.rows else None for row in rows)
-            columns.append(Column(name, _PAPER, tuple(map(_paper_text, numbers))))
-        columns.append(Column(name, _OURS, tuple(values.get((row, name), CellValue()).text for row in rows)))
+            columns[name, _PAPER] = tuple(map(_paper_text, numbers))
+        columns[name, _OURS] = tuple(values.get((row, name), CellValue()).text for row in rows)
     done = results.finished(table.runs())
     commands = tuple(run.command(results.folder) for run in table.runs(done))
     title = f"{_label(table.name)}: {table.title or paper.title}"
@@ -85,7 +76,7 @@ def format_table(table: Table, results: Results) -> FormattedTable:
             without_data.setdefault(data, {})[cell.column] = None
     missing = [f"no data for {', '.join(names)}: needs {data}" for data, names in without_data.items()]
     notes = (*paper.notes, f"ours: {table.scale}", *table.notes, *missing)
-    return FormattedTable(title, tuple(rows), tuple(columns), notes, commands)
+    return FormattedTable(title, tuple(rows), columns, notes, commands)
 
 
 def cell_values(table: Table, results: Results) -> dict[tuple[str, str], CellValue]:
@@ -135,8 +126,8 @@ def _paper_text(value: float | None) -> str:
 def as_text(table: FormattedTable) -> str:
     """Returns the table as text for a terminal. The paper's column and our column share one heading."""
     blocks = [_padded(["", "", *table.rows], left=True)]
-    for name, columns in itertools.groupby(table.columns, key=lambda column: column.name):
-        parts = [_padded([column.source, *column.texts]) for column in columns]
+    for name, columns in itertools.groupby(table.columns.items(), key=lambda column: column[0][0]):
+        parts = [_padded([source, *texts]) for (_, source), texts in columns]
         blocks.append(_padded([name, *map("  ".join, zip(*parts, strict=True))]))
     lines = ["   ".join(line).rstrip() for line in zip(*blocks, strict=True)]
     return "\n".join([table.title, "", *lines, *_footer(table)])
@@ -144,8 +135,8 @@ def as_text(table: FormattedTable) -> str:
 
 def as_markdown(table: FormattedTable) -> str:
     """Returns the table as Markdown."""
-    header = ["", *(f"{column.name}, {column.source}" for column in table.columns)]
-    rows = zip(table.rows, *(column.texts for column in table.columns), strict=True)
+    header = ["", *map(", ".join, table.columns)]
+    rows = zip(table.rows, *table.columns.values(), strict=True)
     lines = [header, ["---", *["---:"] * len(table.columns)], *rows]
     return "\n".join([f"**{table.title}**", "", *(f"| {' | '.join(line)} |" for line in lines), *_footer(table)])
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,6 @@ class Results:
         return next((path for path, outcomes in self.sources if outcomes is None), "RESULTS")
 
     def finished(self, runs: Iterable[Run]) -> set[str]:
-        """Returns the names of the runs that are finished."""
         return {run.name for run in runs if self.outcome(run)}
 
     def outcome(self, run: Run) -> Outcome | None:
@@ -119,26 +117,22 @@ def _mismatch(path: str | epath.Path, difference: str) -> BertjaxError:
 
 def load_results(paths: Sequence[str]) -> Results:
     """Reads results folders and files. Folders may be empty or missing, but files (`.json`) must exist."""
-    sources, tables, seconds = zip(*map(_load_source, paths), strict=True)
-    return Results(sources, dict(ChainMap(*tables)), dict(ChainMap(*seconds)))
-
-
-def _load_source(path: str) -> tuple[tuple[str, dict[str, Outcome] | None], dict[str, str], dict[str, float]]:
-    """Returns the fields of `Results` for a single folder or file."""
-    folder = resolve_checkpoint_path(path)
-    is_file = folder.suffix == ".json" or (folder.exists() and not folder.is_dir())
-    file = folder if is_file else folder / INDEX
-    if not is_file and not file.exists():
-        return (os.fspath(folder), None), {}, {}
-    try:
-        content = read_json_object(file)
-        outcomes = {name: Outcome(**run) for name, run in content["runs"].items()} if is_file else None
-        return (os.fspath(folder), outcomes), content["tables"], content["seconds"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{file} is not a results file ({type(error).__name__}: {first_line(error)}); use a file of `bertjax "
-            "table --keep` or a folder of `bertjax reproduce`"
-        ) from error
+    results = Results(())
+    for path in reversed(paths):
+        folder = resolve_checkpoint_path(path)
+        is_file = folder.suffix == ".json" or (folder.exists() and not folder.is_dir())
+        file = folder if is_file else folder / INDEX
+        try:
+            content = read_json_object(file) if is_file or file.exists() else {"tables": {}, "seconds": {}}
+            outcomes = {name: Outcome(**run) for name, run in content["runs"].items()} if is_file else None
+            tables, seconds = results.tables | content["tables"], results.seconds | content["seconds"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"{file} is not a results file ({type(error).__name__}: {first_line(error)}); use a file of `bertjax "
+                "table --keep` or a folder of `bertjax reproduce`"
+            ) from error
+        results = Results(((os.fspath(folder), outcomes), *results.sources), tables, seconds)
+    return results
 
 
 def update_index(path: str, tables: Mapping[str, str], seconds: Mapping[str, float]) -> None:
@@ -182,48 +176,43 @@ def _settings(run: Run) -> list[str]:
 
 def read_outcome(folder: epath.Path, run: Run) -> Outcome | None:
     """Reads the outcome of a run from its workdir (None: unfinished). A sweep's outcome is its best setting on dev."""
-    workdirs, best = _sweep_workdirs(folder) if run.seeds else ({folder: {}}, [folder])
-    if not best or not all((path / RESULTS).exists() for path in workdirs):
+    workdirs = _best_trials(folder) if run.seeds else {folder: {}}
+    if len(workdirs) < max(run.seeds, 1) or not all((path / RESULTS).exists() for path in workdirs):
         return None
     results = {path: read_results(path) for path in workdirs}
     for path, fields in workdirs.items():
         _check_config(run.members[0] if run.members else run, folder, results[path]["config"], fields)
     if len({result.get("started_from") for result in results.values()}) > 1:
         raise _mismatch(folder, "has trials that started from different parameters")
-    if len(best) < run.seeds:
-        return None
-    first = results[best[0]]
+    first, *_ = results.values()
     return Outcome(
         settings=_settings(run),
-        metrics=[{name: value for name, value in results[path].items() if type(value) is float} for path in best],
+        metrics=[{name: value for name, value in each.items() if type(value) is float} for each in results.values()],
         started_from=first.get("started_from", ""),
         fingerprint="" if run.seeds else first.get("parameters_fingerprint", ""),
         members=[member["fingerprint"] for member in first.get("members", ())],
     )
 
 
-def _sweep_workdirs(folder: epath.Path) -> tuple[dict[epath.Path, dict[str, Any]], list[epath.Path]]:
-    """Returns (trials, best) of a sweep. Both are empty if the sweep is unfinished or has a failed trial.
+def _best_trials(folder: epath.Path) -> dict[epath.Path, dict[str, Any]]:
+    """Returns the fields of the best setting's trials, sorted by seed, keyed by workdir.
 
-    A trial that diverged does not count as failed.
-    `trials` maps the workdir of each finished trial to its fields. `best` contains the workdirs of the best setting,
-    sorted by seed.
+    Returns {} if the sweep is unfinished or has a failed trial.
     """
     if not (folder / SWEEP).exists():
-        return {}, []
+        return {}
     try:
         sweep = read_json_object(folder / SWEEP)
         # Divergence is a result. Other errors, such as a full disk, may not occur again if the trial is repeated.
         has_failed = any("error" in trial and not trial.get("diverged") for trial in sweep["trials"])
         if sweep["left"] or sweep["best"] is None or has_failed:
-            return {}, []
-        finished = (trial["trial"] for trial in sweep["trials"] if "score" in trial)
-        workdirs = {folder / TRIALS / trial_name(fields): fields for fields in finished}
-        name = sweep["settings"][0]["setting"]
-        best = [path for path, fields in workdirs.items() if trial_name(setting_of(fields)) == name]
+            return {}
+        finished: list[dict[str, Any]] = [trial["trial"] for trial in sweep["trials"] if "score" in trial]
+        finished.sort(key=lambda fields: fields[SEED])
+        best = sweep["settings"][0]["setting"]
+        return {folder / TRIALS / trial_name(each): each for each in finished if trial_name(setting_of(each)) == best}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise _mismatch(folder / SWEEP, f"is damaged ({first_line(error)})") from error
-    return workdirs, sorted(best, key=lambda path: workdirs[path][SEED])
 
 
 def _check_config(run: Run, folder: epath.Path, config: dict[str, Any], fields: Mapping[str, Any]) -> None:

@@ -32,11 +32,6 @@ from bertjax.utils.terminal import duration
 logger = logging.getLogger(__name__)
 
 
-def table_experiment(name: str) -> str:
-    """Returns the packaged experiment of a table such as `5` or `figure3`."""
-    return f"tables/table{name}" if name.isdigit() else f"tables/{name}"
-
-
 def load_table(config: str) -> Table:
     """Loads a table by calling `get_table` of an experiment `FILE[:ARGUMENTS]`."""
     experiment, arguments = run_experiment(config)
@@ -170,15 +165,10 @@ def _initial_checkpoint(run: Run, results: str) -> epath.Path | None:
         return None
     if run.init_from.released:
         return find_checkpoint(load_released(run.init_from.released).path)
-    checkpoint = run.init_from.checkpoint(results, run.init_step)
-    if run.init_step and not epath.Path(checkpoint).exists():
-        folder = f"{results}/{run.init_from.name}"
-        raise BertjaxError(f"{folder} lacks step {run.init_step:,}; delete or rename the folder to repeat the run")
-    return find_checkpoint(checkpoint)
+    return find_checkpoint(run.init_from.checkpoint(results, run.init_step))
 
 
 def _execute(run: Run, results: str) -> dict[str, Any]:
-    """Executes a run in this process and returns its result."""
     folder = f"{results}/{run.name}"
     if run.members:
         checkpoints = [find_checkpoint(member.checkpoint(results)) for member in run.members]

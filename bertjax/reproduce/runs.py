@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
+from bertjax.config.load import load_config
 from bertjax.convert.convert import bertjax_checkpoint, local_checkpoint
 from bertjax.data.corpus.store import MANIFEST
 from bertjax.model.config import LSTM, Architecture, ModelConfig
 from bertjax.model.feature_head import CONCAT_LAST_FOUR, FeatureHead
 from bertjax.model.flops import flops_per_token
 from bertjax.presets import named_grid
-from bertjax.reproduce.scales import PAPER, SMALL, FineTuning, Scale, get_scale
+from bertjax.reproduce.scales import PAPER, SMALL, Scale, get_scale
 from bertjax.reproduce.table import Cell, Run
 from bertjax.tasks.glue import SPECS
 from bertjax.training.checkpoint import find_checkpoint, saved_fingerprint
@@ -40,6 +41,16 @@ _FINE_TUNED = FeatureHead()
 # Names of runs that save intermediate checkpoints for Figure 5.
 _FIGURE5_RUNS = ("bert", "ltr")
 
+# Experiment of each task, the table argument that sets the path of its data, and a file or folder that this path must
+# contain ("": no check).
+_DATA = {
+    **{task: (f"glue:task={task}", "glue", f"{spec.folder}/train.tsv") for task, spec in SPECS.items()},
+    "squad": ("squad:version=1.1", "squad", ""),
+    "squad2": ("squad:version=2.0", "squad2", ""),
+    "triviaqa": ("squad:version=triviaqa", "triviaqa", "qa"),
+    "swag": ("swag", "swag", "train.csv"),
+    "ner": ("ner", "ner", "eng.train"),
+}
 # Default metric of each task, and the factor that converts it to percent.
 _METRICS = {
     **{task: (spec.metrics[0], 100.0) for task, spec in SPECS.items()},
@@ -172,31 +183,38 @@ def fine_tuning(
       variant: suffix of the run's name.
       step: step of the checkpoint, see `Run.init_step`.
     """
-    tuning, path = scale.tasks[task], data[scale.tasks[task].data]
+    tuning, (experiment, argument, file) = scale.tasks[task], _DATA[task]
+    path = data[argument]
     grid = "one" if feature_head.features or seed is not None else tuning.grid
-    epochs = scale.feature_epochs if feature_head.features else tuning.epochs
     seeds = scale.finetuning_seeds if seed is None else 0
     fields: dict[str, Any] = {}
     if feature_head.is_used:
         fields |= {f"feature_head.{name}": getattr(feature_head, name) for name in ("lstm_layers", "lstm_size")}
     if feature_head.features:
         fields |= {"feature_head.features": feature_head.features, "optimizer.freeze": "encoder"}
-        fields |= {"optimizer.learning_rate": _FEATURE_LEARNING_RATE, "epochs": epochs}
+        fields |= {"optimizer.learning_rate": _FEATURE_LEARNING_RATE, "epochs": scale.feature_epochs}
     if seed is not None:
         fields["seed"] = seed
     overrides = (*tuning.overrides, *(f"--config.{name}={value}" for name, value in fields.items()))
+    config = f"{experiment}{',' if ':' in experiment else ':'}grid={grid},path={path or argument.upper()}"
+    if not path:
+        missing_data = f"{file or experiment}, in a folder set with {argument}="
+    else:
+        # TFDS names such as `tfds:glue` are not files.
+        missing_data = _missing_file(f"{path}/{file}") if file and ":" not in path.partition("/")[0] else ""
     suffixes = (variant, str(step or ""), "" if seed is None else f"seed{seed}")
-    flops = epochs * tuning.tokens * flops_per_token(start.model, 128, feature_head=feature_head)
+    tokens = load_config(config, overrides).epochs * tuning.tokens
+    flops = tokens * flops_per_token(start.model, 128, feature_head=feature_head)
     return Run(
         name=f"{task}/{'-'.join([start.name.rpartition('/')[2], *filter(None, suffixes)])}",
-        config=f"{tuning.config}{',' if ':' in tuning.config else ':'}grid={grid},path={path or tuning.data.upper()}",
+        config=config,
         overrides=_last_of_each_field(overrides),
         init_from=start,
         init_step=step,
         seeds=seeds,
         model=start.model,
         flops=len(named_grid(grid)) * max(seeds, 1) * flops,
-        missing_data=_missing_task_data(tuning, path),
+        missing_data=missing_data,
     )
 
 
@@ -207,15 +225,6 @@ def _last_of_each_field(overrides: Iterable[str]) -> tuple[str, ...]:
 def feature_based(scale: Scale, features: str = CONCAT_LAST_FOUR) -> FeatureHead:
     """Returns the feature head of section 5.3: a two-layer BiLSTM on features of the frozen encoder."""
     return FeatureHead(features, 2, scale.lstm_size)
-
-
-def _missing_task_data(tuning: FineTuning, path: str) -> str:
-    if not path:
-        return f"{tuning.required_file or tuning.config}, in a folder set with {tuning.data}="
-    # TFDS names such as `tfds:glue` are not files.
-    if not tuning.required_file or ":" in path.partition("/")[0]:
-        return ""
-    return _missing_file(f"{path}/{tuning.required_file}")
 
 
 def _missing_file(path: str) -> str:

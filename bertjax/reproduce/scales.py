@@ -4,10 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 
 from bertjax.errors import UsageError
-from bertjax.tasks.glue import SPECS
 
 PAPER, SMALL, MEDIUM = "paper", "small", "medium"
-_FLOAT32 = "--config.model.dtype=float32"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,20 +13,12 @@ class FineTuning:
     """Settings of fine-tuning on one task.
 
     Attributes:
-      config: `FILE:ARGUMENTS` of the experiment, without `grid` and `path`.
-      data: name of the table argument that sets the path of the data, such as `glue`.
-      required_file: file or folder that must exist in the data folder ("": no check).
       tokens: approximate tokens per epoch, including padding.
-      epochs: number of epochs.
       overrides: `--config.FIELD=VALUE` flags (default: none).
       grid: name of the hyperparameter grid of the sweep (default: `one`, a single setting).
     """
 
-    config: str
-    data: str
-    required_file: str
     tokens: float
-    epochs: int
     overrides: tuple[str, ...] = ()
     grid: str = "one"
 
@@ -52,7 +42,7 @@ class Scale:
       finetuning_seeds: number of seeds of a fine-tuning run.
       lstm_size: number of units of a BiLSTM per direction.
       equal_flops: size of a left-to-right Transformer, and size of an LSTM encoder, each with as many FLOPs as BASE.
-      table6_sizes: model size of each row of Table 6, by row label.
+      table6_sizes: model size of each row of Table 6.
       tasks: settings of each task by name.
       feature_epochs: number of epochs of the feature-based approach.
     """
@@ -72,32 +62,16 @@ class Scale:
     finetuning_seeds: int
     lstm_size: int
     equal_flops: tuple[str, str]
-    table6_sizes: Mapping[str, str]
+    table6_sizes: tuple[str, ...]
     tasks: Mapping[str, FineTuning]
     feature_epochs: int
 
 
-def _glue(task: str, rows: int, length: int, epochs: int, *overrides: str) -> FineTuning:
-    return FineTuning(f"glue:task={task}", "glue", f"{SPECS[task].folder}/train.tsv", rows * length, epochs, overrides)
-
-
-# Number of training examples and average padded length of each GLUE task, for FLOP estimates. The paper trains for 3
-# epochs (section 4.1).
-_PAPER_GLUE = {
-    "mnli": (392_702, 64),
-    "qqp": (363_846, 64),
-    "qnli": (104_743, 96),
-    "sst2": (67_349, 32),
-    "cola": (8_551, 32),
-    "stsb": (5_749, 64),
-    "mrpc": (3_668, 96),
-    "rte": (2_490, 128),
-}
 _A_TENTH_ONCE = ("--config.epochs=1", "--config.data.train_share=0.1")
-_RATE, _LOW_RATE = "--config.optimizer.learning_rate=3e-4", "--config.optimizer.learning_rate=1e-4"
-
+_FAST = ("--config.optimizer.learning_rate=3e-4", "--config.model.dtype=float32")
+_SLOW = ("--config.optimizer.learning_rate=1e-4", "--config.model.dtype=float32")
 _SQUAD = (
-    *(_RATE, _FLOAT32, "--config.data.train_share=0.03", "--config.epochs=2"),
+    *(*_FAST, "--config.data.train_share=0.03", "--config.epochs=2"),
     *("--config.data.seq_len=128", "--config.data.doc_stride=64", "--config.data.max_query_len=32"),
     "--config.eval_every=1000000",
 )
@@ -119,24 +93,22 @@ _SCALES = {
         finetuning_seeds=5,
         lstm_size=768,
         equal_flops=("L12_H684_A12", "L2_H1920"),
-        table6_sizes={
-            "3/768/12": "L3_H768_A12",
-            "6/768/3": "L6_H768_A3",
-            "6/768/12": "L6_H768_A12",
-            "12/768/12": "base",
-            "12/1024/16": "L12_H1024_A16",
-            "24/1024/16": "large",
-        },
+        table6_sizes=("L3_H768_A12", "L6_H768_A3", "L6_H768_A12", "base", "L12_H1024_A16", "large"),
         tasks={
-            **{
-                name: dataclasses.replace(_glue(name, *rows_and_length, 3), grid="glue")
-                for name, rows_and_length in _PAPER_GLUE.items()
-            },
-            "squad": FineTuning("squad:version=1.1", "squad", "", 88_000 * 384, 3),
-            "squad2": FineTuning("squad:version=2.0", "squad2", "", 132_000 * 384, 2),
-            "triviaqa": FineTuning("squad:version=triviaqa", "triviaqa", "qa", 90_000 * 512, 3),
-            "swag": FineTuning("swag", "swag", "train.csv", 73_546 * 4 * 128, 3),
-            "ner": FineTuning("ner", "ner", "eng.train", 300_000, 3, grid="a3"),
+            # Number of training examples times their average padded length.
+            "mnli": FineTuning(392_702 * 64, grid="glue"),
+            "qqp": FineTuning(363_846 * 64, grid="glue"),
+            "qnli": FineTuning(104_743 * 96, grid="glue"),
+            "sst2": FineTuning(67_349 * 32, grid="glue"),
+            "cola": FineTuning(8_551 * 32, grid="glue"),
+            "stsb": FineTuning(5_749 * 64, grid="glue"),
+            "mrpc": FineTuning(3_668 * 96, grid="glue"),
+            "rte": FineTuning(2_490 * 128, grid="glue"),
+            "squad": FineTuning(88_000 * 384),
+            "squad2": FineTuning(132_000 * 384),
+            "triviaqa": FineTuning(90_000 * 512),
+            "swag": FineTuning(73_546 * 4 * 128),
+            "ner": FineTuning(300_000, grid="a3"),
         },
         feature_epochs=10,
     ),
@@ -166,37 +138,23 @@ _SCALES = {
         finetuning_seeds=3,
         lstm_size=128,
         equal_flops=("L2_H80_A2", "L2_H104_A2"),
-        table6_sizes={
-            "3/768/12": "L1_H64",
-            "6/768/3": "L1_H128_A1",
-            "6/768/12": "L1_H128",
-            "12/768/12": "L2_H128",
-            "12/1024/16": "L2_H192",
-            "24/1024/16": "L4_H192",
-        },
+        table6_sizes=("L1_H64", "L1_H128_A1", "L1_H128", "L2_H128", "L2_H192", "L4_H192"),
         tasks={
-            "mnli": _glue("mnli", 39_000, 64, 1, _RATE, _FLOAT32, *_A_TENTH_ONCE),
-            "qnli": _glue("qnli", 104_743, 96, 3, _RATE, _FLOAT32),
-            "sst2": _glue("sst2", 20_205, 32, 1, _RATE, _FLOAT32, "--config.epochs=1", "--config.data.train_share=0.3"),
-            "mrpc": _glue("mrpc", 3_668, 64, 3, _LOW_RATE, _FLOAT32),
-            "cola": _glue("cola", 8_551, 32, 3, _LOW_RATE, _FLOAT32),
-            "rte": _glue("rte", 2_490, 128, 3, _LOW_RATE, _FLOAT32),
-            "qqp": _glue("qqp", 36_000, 64, 1, _RATE, _FLOAT32, *_A_TENTH_ONCE),
-            "stsb": _glue("stsb", 5_749, 64, 3, _LOW_RATE, _FLOAT32),
-            "squad": FineTuning(
-                "squad:version=1.1",
-                "squad",
-                "",
-                # Training tokens per epoch, plus evaluation tokens. The latter are divided by 3, because an evaluation
-                # token costs a third of a training token, and by 2, because there is one evaluation in two epochs.
-                2_600 * 450 + 10_570 * 450 / 3 / 2,
-                2,
-                _SQUAD,
-            ),
-            "squad2": FineTuning("squad:version=2.0", "squad2", "", 3_900 * 256, 2, _SQUAD),
-            "triviaqa": FineTuning("squad:version=triviaqa", "triviaqa", "qa", 2_700 * 256, 2, _SQUAD),
-            "swag": FineTuning("swag", "swag", "train.csv", 7_300 * 4 * 64, 1, (_RATE, _FLOAT32, *_A_TENTH_ONCE)),
-            "ner": FineTuning("ner", "ner", "eng.train", 350_000, 3, (_RATE, _FLOAT32, "--config.data.seq_len=128")),
+            "mnli": FineTuning(39_000 * 64, (*_FAST, *_A_TENTH_ONCE)),
+            "qnli": FineTuning(104_743 * 96, _FAST),
+            "sst2": FineTuning(20_205 * 32, (*_FAST, "--config.epochs=1", "--config.data.train_share=0.3")),
+            "mrpc": FineTuning(3_668 * 64, _SLOW),
+            "cola": FineTuning(8_551 * 32, _SLOW),
+            "rte": FineTuning(2_490 * 128, _SLOW),
+            "qqp": FineTuning(36_000 * 64, (*_FAST, *_A_TENTH_ONCE)),
+            "stsb": FineTuning(5_749 * 64, _SLOW),
+            # Evaluation tokens are divided by 3, because they cost a third of training tokens, and by 2, because an
+            # evaluation follows every second epoch.
+            "squad": FineTuning(2_600 * 450 + 10_570 * 450 / 3 / 2, _SQUAD),
+            "squad2": FineTuning(3_900 * 256, _SQUAD),
+            "triviaqa": FineTuning(2_700 * 256, _SQUAD),
+            "swag": FineTuning(7_300 * 4 * 64, (*_FAST, *_A_TENTH_ONCE)),
+            "ner": FineTuning(350_000, (*_FAST, "--config.data.seq_len=128")),
         },
         feature_epochs=3,
     ),

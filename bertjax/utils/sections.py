@@ -8,35 +8,23 @@ from typing import Any, ClassVar
 
 from bertjax.errors import UsageError
 
-_BOUNDS = "bounds"
 _COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt, "at_most": operator.le}
 # Default maximum of integer fields, because counters on devices are int32.
 _MAX_INTEGER = 2**31 - 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Bounds:
-    """Allowed values of a field. Bounds that are None do not apply."""
-
-    at_least: float | None = None
-    above: float | None = None
-    below: float | None = None
-    at_most: float | None = None
-    choices: Collection[str] = ()
-
-    def problem(self, value: Any) -> str:
-        """Returns advice for an error message if the value is not allowed, else ""."""
-        if self.choices:
-            return "" if value in self.choices else f"use one of {', '.join(filter(None, self.choices))}"
-        limits = {name: getattr(self, name) for name in _COMPARISONS}
-        # Every comparison with NaN is False, so NaN breaks every bound.
-        broken = [name for name, limit in limits.items() if limit is not None and not _COMPARISONS[name](value, limit)]
-        return " and ".join(f"it must be {name.replace('_', ' ')} {limits[name]:,}" for name in broken)
+def bounds_problem(value: Any, choices: Collection[str] = (), **bounds: float) -> str:
+    """Returns advice for an error message if a value is not allowed, else "". `bounds` are keys of `_COMPARISONS`."""
+    if choices:
+        return "" if value in choices else f"use one of {', '.join(filter(None, choices))}"
+    # Every comparison with NaN is False, so NaN breaks every bound.
+    broken = [name for name, limit in bounds.items() if not _COMPARISONS[name](value, limit)]
+    return " and ".join(f"it must be {name.replace('_', ' ')} {bounds[name]:,}" for name in broken)
 
 
 def bounded(default: Any, **bounds: Any) -> Any:
-    """Returns a dataclass field with a default and bounds; `bounds` are the arguments of `Bounds`."""
-    return dataclasses.field(default=default, metadata={_BOUNDS: Bounds(**bounds)})
+    """Returns a dataclass field with a default and bounds; `bounds` are the arguments of `bounds_problem`."""
+    return dataclasses.field(default=default, metadata=bounds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +43,9 @@ class Section:
         """Raises a UsageError if a value violates its field's bounds, or a float is not finite."""
         for entry in dataclasses.fields(self):
             value = getattr(self, entry.name)
-            bounds = entry.metadata.get(_BOUNDS, Bounds())
-            if type(value) is int and bounds.at_most is None:
-                bounds = dataclasses.replace(bounds, at_most=_MAX_INTEGER)
+            bounds: dict[str, Any] = ({"at_most": _MAX_INTEGER} if type(value) is int else {}) | entry.metadata
             is_infinite = type(value) is float and not math.isfinite(value)
             problem = "it must be finite" if is_infinite else ""
-            if type(value) in (int, float, str) and (problem := bounds.problem(value) or problem):
+            if type(value) in (int, float, str) and (problem := bounds_problem(value, **bounds) or problem):
                 shown = repr(value) if isinstance(value, str) else f"{value:,}"
                 raise UsageError(f"{self.field_prefix}{entry.name} is {shown}; {problem}")

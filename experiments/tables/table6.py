@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from bertjax.presets import arguments
 from bertjax.reproduce import runs, scales
-from bertjax.reproduce.table import Table
+from bertjax.reproduce.table import PAPER_TABLES, Table
 
 _COLUMNS = {"MNLI-m": "mnli", "MRPC": "mrpc", "SST-2": "sst2", "NER": "ner"}
 
@@ -21,12 +21,13 @@ def get_table(args: ConfigDict) -> Table:
     """Returns the table for `scale=small,corpus=DIR,glue=DIR,ner=DIR`."""
     scale = scales.get_scale(args.scale)
     cells = []
-    for row, size in scale.table6_sizes.items():
+    rows = dict(zip(PAPER_TABLES["6"].rows, scale.table6_sizes, strict=True))
+    for row, size in rows.items():
         start = runs.pretraining(scale, args, size=size)
         cells.append(runs.perplexity_cell(row, start))
         for column, task in _COLUMNS.items():
             run = runs.fine_tuning(scale, args, task, start)
             cells.append(runs.metric_cell(row, column, task, run, metric="accuracy" if task == "mrpc" else ""))
-    sizes = ", ".join(f"{row} is {size}" for row, size in scale.table6_sizes.items())
+    sizes = ", ".join(f"{row} is {size}" for row, size in rows.items())
     notes = (f"ours: {sizes}", "NER (F1) is not in the paper's table", runs.PERPLEXITY_NOTE)
     return Table("6", "", scale.description, tuple(cells), notes)

@@ -74,23 +74,6 @@ def test_entities_survive_encoding_in_every_scheme(scheme):
         assert has_entities(tags) == bool(entities)
 
 
-@pytest.mark.parametrize("scheme", ["BIOES", "BILOU"])
-def test_scores_of_bioes_and_bilou_tags_match_conlleval_on_iob2_tags(scheme):
-    rng = random.Random(2)
-    sentences, lines = ([], []), []
-    for _ in range(60):
-        words = rng.randint(1, 15)
-        pair = random_entities(rng, words), random_entities(rng, words)
-        for side, entities in zip(sentences, pair, strict=True):
-            side.append(encode_tags(entities, words, scheme))
-        iob2 = (encode_tags(entities, words, "IOB2") for entities in pair)
-        lines += [*(f"word {label} {tag}" for label, tag in zip(*iob2, strict=True)), ""]
-    reference, scores = evaluate(lines)["overall"]["chunks"]["evals"], entity_scores(*sentences)
-    assert 0 < scores["f1"] < 100
-    for name, key in (("precision", "prec"), ("recall", "rec"), ("f1", "f1")):
-        assert scores[name] == pytest.approx(100 * reference[key], abs=1e-9)
-
-
 def test_tags_without_a_type_mark_entities():
     tags = ["B", "I", "O", "I", "B", "S", "E"]
     spans = [(0, 2), (3, 4), (4, 5), (5, 6), (6, 7)]

@@ -19,9 +19,8 @@ from bertjax.data.corpus.store import MANIFEST
 from bertjax.errors import UsageError
 from bertjax.metrics.entities import entity_scores
 from bertjax.metrics.squad import score_v1, score_v2
-from bertjax.model.feature_head import LAST, FeatureHead
 from bertjax.presets import load_settings
-from bertjax.reproduce import runs, scales
+from bertjax.reproduce import scales
 from bertjax.reproduce.formatting import as_markdown, format_table
 from bertjax.reproduce.results import load_results
 from bertjax.reproduce.runner import load_table
@@ -86,17 +85,20 @@ def test_figure_5_is_drawn(tmp_path, capfd):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def our_columns(table):
+    return [texts for (_, source), texts in table.columns.items() if source == "ours"]
+
+
 def test_documented_scores_of_the_medium_scale_match_the_results_file():
     results = load_results([str(TABLES / "medium.json")])
     written = (ROOT / "docs/results/tables.md").read_text().partition("## At the medium scale")[2]
     tables = {name: format_table(load_table(config), results) for name, config in results.tables.items()}
     for table in tables.values():
-        texts = [text for column in table.columns if column.source == "ours" for text in column.texts if "±" in text]
+        texts = [text for texts in our_columns(table) for text in texts if "±" in text]
         scores = [re.sub(r" ?±(\S+).*", r" ± \1", text) for text in texts]
         assert len(scores) > 5 and [score for score in scores if f"| {score} |" not in written] == []
     figure5 = tables["figure5"]
-    masked, left_to_right = (column.texts for column in figure5.columns if column.source == "ours")
-    for row in zip(figure5.rows, masked, left_to_right, strict=True):
+    for row in zip(figure5.rows, *our_columns(figure5), strict=True):
         line = f"| {' | '.join(row)} |".replace("±", "± ")
         assert "±" not in line or line in written
 
@@ -105,8 +107,7 @@ def test_documented_scores_of_the_medium_scale_match_the_results_file():
 def test_documented_rows_of_the_modern_table_match_the_results_file(file):
     results, written = load_results([str(TABLES / file)]), (ROOT / "docs/results/modern.md").read_text().splitlines()
     table = format_table(load_table(results.tables["modern"]), results)
-    columns = [column.texts for column in table.columns if column.source == "ours"][:6]
-    rows = [f"| {' | '.join(row)} |" for row in zip(table.rows, *columns, strict=True)]
+    rows = [f"| {' | '.join(row)} |" for row in zip(table.rows, *our_columns(table)[:6], strict=True)]
     assert len(rows) > 1 and [row for row in rows if re.sub(r" \(\d of \d\)", "", row) not in written] == []
 
 
@@ -160,17 +161,6 @@ def test_runs_have_valid_commands_and_cells_have_the_paper_s_labels_and_metrics_
         assert {cell.row for cell in table.cells} <= paper.rows.keys()
         # Labels of test sets are not public.
         assert {cell.column for cell in table.cells} >= {column for column in paper.columns if "Test" not in column}
-
-
-@every_scale
-@pytest.mark.parametrize("task", ["mnli", "qnli", "sst2", "stsb", "squad", "squad2", "triviaqa", "swag", "ner"])
-@pytest.mark.parametrize("feature_head", [FeatureHead(), FeatureHead(LAST, 2, 128)], ids=["fine-tuned", "on features"])
-def test_epochs_assumed_for_flops_equal_those_of_the_config(task, feature_head, scale):
-    settings = scales.get_scale(scale)
-    start = runs.pretraining(settings, DATA)
-    run = runs.fine_tuning(settings, DATA, task, start, feature_head=feature_head)
-    epochs = settings.feature_epochs if feature_head.features else settings.tasks[task].epochs
-    assert load_config(run.config, run.overrides).epochs == epochs
 
 
 def test_configs_of_tables_5_6_and_8_match_the_row_names():

@@ -7,7 +7,7 @@ import random
 import jax
 import numpy as np
 import pytest
-from command_runs import evaluate, load_task, predict, read_metrics, refused, train, train_command
+from command_runs import evaluate, load_task, overrides, predict, read_metrics, refused, train, train_command
 from commanding import printed
 from finetuning_data import WORDS, write_tsv
 from safetensors.numpy import save_file
@@ -68,6 +68,20 @@ def run(files, letters):
     return files / "run"
 
 
+def fine_tune(checkpoint, files, workdir, *arguments):
+    """Trains a step with the architecture, pooling and prompts of a checkpoint."""
+    config = ["train", f"--config=embed:train={files}/pairs.tsv,quick=true", *overrides(None, steps=1)]
+    cli.main([*config, f"--init_from={checkpoint}", f"--workdir={workdir}", "--config.data.seq_len=32", *arguments])
+
+
+def assert_cosines(file, bert, **options):
+    """Checks the first cosines of a file of prediction records."""
+    for record in map(json.loads, file.read_text().splitlines()[:5]):
+        first, second = bert.encode([record["text"], record["second_text"]], **options).pooled
+        cosine = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
+        assert record["cosine"] == pytest.approx(cosine, abs=1e-5)
+
+
 def test_training_on_pairs_improves_correlation_and_retrieval(run):
     results = json.loads((run / "results.json").read_text())
     before = read_metrics(run)[0]
@@ -84,9 +98,8 @@ def test_evaluate_and_predict_use_the_vectors_of_the_run(run, files, tmp_path, c
     paths = predict(capfd, run, tmp_path / "out", "--split=dev")
     assert [path.name for path in paths] == ["cosines.jsonl", "retrieval.jsonl", "cosines.png"]
     bert = bertjax.load(run)
-    first, *_ = (json.loads(line) for line in paths[0].read_text().splitlines())
-    a, b = bert.encode([first["text"], first["second_text"]]).pooled  # Scored pairs have no query prompt.
-    assert a @ b == pytest.approx(first["cosine"], abs=1e-5) and a.shape == (8,)
+    assert np.linalg.norm(bert.encode(["ba"]).pooled) == pytest.approx(1)
+    assert_cosines(paths[0], bert)  # Scored pairs have no query prompt.
     query, *others = (json.loads(line) for line in paths[1].read_text().splitlines())
     assert len(others) == 15  # `qrels/dev.tsv`, not `test.tsv`
     cosines = [each["cosine"] for each in query["nearest"]]
@@ -115,12 +128,7 @@ def test_exported_vectors_equal_those_of_sentence_transformers(run, tmp_path, ca
 
 
 def test_a_second_run_starts_with_pooling_dense_layer_and_prompts_of_the_first(run, files, tmp_path, capfd):
-    config = f"embed.py:train={files}/pairs.tsv"
-    command = train_command(
-        config, tmp_path / "next", None, f"--init_from={run}", steps=1, data__batch_size=16, data__seq_len=32
-    )
-    command[1] = f"--config={command[1].split('=', 1)[1].replace(',size=L1_H16', '')}"
-    cli.main([*command, "--config.optimizer.learning_rate=1e-30"])
+    fine_tune(run, files, tmp_path / "next", "--config.optimizer.learning_rate=1e-30", "--config.data.batch_size=16")
     first, second = (load_final_params(folder) for folder in (run, tmp_path / "next"))
     np.testing.assert_allclose(first["dense/kernel"], second["dense/kernel"], atol=1e-6)
     saved = json.loads((tmp_path / "next/config.json").read_text())
@@ -135,15 +143,8 @@ def test_scored_pairs_get_the_default_prompt_which_training_keeps(run, files, tm
     (folder / prompts_file).write_text(json.dumps(content))
     options = (f"--config=embed:dev={files}/sts.tsv", "--config.data.seq_len=32", "--config.model.dtype=float32")
     path, _ = predict(capfd, folder, tmp_path / "out", "--split=dev", *options)
-    bert = bertjax.load(folder)
-    for record in map(json.loads, path.read_text().splitlines()[:5]):
-        first, second = bert.encode([record["text"], record["second_text"]], prompt="dzu ").pooled
-        cosine = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
-        assert record["cosine"] == pytest.approx(cosine, abs=1e-5)
-    config = f"embed.py:train={files}/pairs.tsv"
-    command = train_command(config, tmp_path / "next", None, f"--init_from={folder}", steps=1)
-    command[1] = f"--config={command[1].split('=', 1)[1].replace(',size=L1_H16', '')}"
-    cli.main([*command, "--config.data.seq_len=32"])
+    assert_cosines(path, bertjax.load(folder), prompt="dzu ")
+    fine_tune(folder, files, tmp_path / "next")
     assert "ignored prompts of" in capfd.readouterr().err
     bertjax.load(tmp_path / "next").save(tmp_path / "saved", format="huggingface")
     content = json.loads((tmp_path / "saved" / prompts_file).read_text())
@@ -172,11 +173,7 @@ def test_a_published_embedder_is_evaluated_with_its_pooling_and_dense_layer(pret
     assert "a dense layer of width 8" in message
     # The layer keeps its activation.
     path, _ = predict(capfd, folder, tmp_path / "out", "--split=dev", *options, "--config.embed.dense=8")
-    bert = bertjax.load(folder)
-    for record in map(json.loads, path.read_text().splitlines()[:5]):
-        first, second = bert.encode([record["text"], record["second_text"]]).pooled
-        cosine = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
-        assert record["cosine"] == pytest.approx(cosine, abs=1e-5)
+    assert_cosines(path, bertjax.load(folder))
 
 
 @pytest.mark.parametrize(

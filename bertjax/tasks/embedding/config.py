@@ -112,14 +112,11 @@ class EmbedData(FinetuningData):
 
     @property
     def training_files(self) -> list[EmbedSource]:
-        """Training files with their weights and columns."""
         if self.train_file:
             return [EmbedSource(self.train_file)]
         files = [
             from_config_dict(EmbedSource(), item, f"config.data.sources[{i}]") for i, item in enumerate(self.sources)
         ]
-        if any(not file.file for file in files):
-            raise UsageError("an item of config.data.sources has no file; write {'file': 'pairs.tsv'}")
         if len({file.weight > 0 for file in files}) > 1:
             raise UsageError("only some of config.data.sources have a weight; set one above 0 for each, or for none")
         return files
@@ -138,7 +135,6 @@ class EmbedData(FinetuningData):
 
     @property
     def has_files(self) -> bool:
-        """True if a file to train on or to evaluate is set."""
         return bool(self.train_file or self.sources or self.dev_file or self.test_file or self.retrieval)
 
     def read_rows(self, file: str, columns: Sequence[str]) -> tuple[Iterator[Row], ReadStats]:
@@ -186,7 +182,6 @@ class EmbedOptions(LossOptions):
 
     @property
     def pooling_mode(self) -> str:
-        """Pooling of the vectors, by default `mean`."""
         return self.pooling.replace(AUTO, "mean")
 
     @property
@@ -195,7 +190,6 @@ class EmbedOptions(LossOptions):
 
     @property
     def activation(self) -> str:
-        """Function after the dense layer, by default `identity`."""
         return self.dense_activation.replace(AUTO, "identity")
 
     def __post_init__(self) -> None:
