@@ -63,13 +63,15 @@ class Parameter:
         return array[self.first_layer :] if self.num_layers else array[None]
 
     def stored(self, array: np.ndarray, name: str) -> np.ndarray:
-        """Returns a view of one layer's bertjax array in the layout that array `name` has in the other format."""
+        """Returns a view of one layer's bertjax array as in array `name` of another format, [heads or 1, rows, ...]."""
         if self.num_input_axes:
             matrix = array.reshape(math.prod(self.shape[: self.num_input_axes]), -1)
-            return matrix if name.endswith("/kernel") else matrix.T
-        if self.unpadded_rows:
-            return array[: self.unpadded_rows]
-        return array.reshape(-1) if self.num_layers else array
+            array = matrix if name.endswith("/kernel") else matrix.T
+        elif self.unpadded_rows:
+            array = array[: self.unpadded_rows]
+        elif self.num_layers:
+            array = array.reshape(-1)
+        return array.reshape(self.part[2], -1, *array.shape[1:])
 
     def part_of(self, array: np.ndarray) -> np.ndarray:
         """Returns this parameter's slice of a transformers array (fused or not), as a view [heads or 1, rows, ...]."""
@@ -78,8 +80,8 @@ class Parameter:
 
     def stored_shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of the array `name` in another format, without allocating memory."""
-        rows, *rest = self.stored(np.broadcast_to(np.int8(0), self.shape), name).shape
-        return (rows * self.part[1], *rest)
+        heads, rows, *rest = self.stored(np.broadcast_to(np.int8(0), self.shape), name).shape
+        return (heads * rows * self.part[1], *rest)
 
 
 def import_params(
@@ -110,11 +112,9 @@ def import_params(
     params = {}
     for parameter in parameters:
         params[parameter.path] = np.zeros(parameter.stacked_shape, np.float32)
-        if parameter.first_layer:
-            params[parameter.path][: parameter.first_layer] = 1.0  # scale of an unused norm
+        params[parameter.path][: parameter.first_layer] = 1.0  # scale of an unused norm
         for row, name in zip(parameter.rows(params[parameter.path]), names[parameter.path], strict=True):
-            target = parameter.stored(row, name)
-            target[...] = _to_float32(parameter.part_of(read_array(name)), name, source).reshape(target.shape)
+            parameter.stored(row, name)[...] = _to_float32(parameter.part_of(read_array(name)), name, source)
     return params
 
 
@@ -152,6 +152,5 @@ def export_params(table: Sequence[Parameter], params: dict[str, np.ndarray]) -> 
     for parameter in [parameter for parameter in table if parameter.path in params]:
         for row, name in zip(parameter.rows(params.pop(parameter.path)), parameter.names, strict=True):
             array = arrays.setdefault(name, np.zeros(parameter.stored_shape(name), np.float32))
-            part = parameter.part_of(array)
-            part[...] = parameter.stored(row, name).reshape(part.shape)
+            parameter.part_of(array)[...] = parameter.stored(row, name)
     return arrays

@@ -2,16 +2,7 @@
 
 from typing import Any
 
-from bertjax.convert.family import (
-    CLASSIFIER,
-    ENCODER,
-    MASKED_LM,
-    NEXT_SENTENCE,
-    POOLER,
-    REQUIRED,
-    Family,
-    ModelClass,
-)
+from bertjax.convert.family import CLASSIFIER, ENCODER, MASKED_LM, NEXT_SENTENCE, POOLER, REQUIRED, Family, ModelClass
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 
 # `ModelConfig` uses the field names of BertConfig and of google-research/bert.
@@ -48,19 +39,15 @@ def bert_encoder(prefix: str) -> tuple[tuple[str, str], ...]:
     return tuple((f"{ENCODER}/{path}", f"{prefix}{name}") for path, name in names.items())
 
 
-def bert_classes(
-    name: str, base: tuple[str, ...], output_layer: str = "classifier", pooler: str = ""
-) -> dict[str, Any]:
-    """Returns the model classes of BERT-like families. `output_layer` and `pooler` apply to sequence classification."""
+def bert_classes(name: str, base: tuple[str, ...], *layers: str) -> dict[str, ModelClass]:
+    """Returns the classes of BERT-like families. `layers`: `output_layer` and `pooler` for sequence classification."""
     return {
         f"{name}ForMaskedLM": ModelClass((MASKED_LM,)),
         f"{name}Model": ModelClass(base),
         f"{name}ForQuestionAnswering": ModelClass((CLASSIFIER,), (SPANS,), "qa_outputs"),
         f"{name}ForTokenClassification": ModelClass((CLASSIFIER,), (TAGS,)),
         f"{name}ForMultipleChoice": ModelClass((POOLER, CLASSIFIER), (CHOICES,)),
-        f"{name}ForSequenceClassification": ModelClass(
-            (POOLER, CLASSIFIER), (CLASSES, MULTILABEL), output_layer, pooler
-        ),
+        f"{name}ForSequenceClassification": ModelClass((POOLER, CLASSIFIER), (CLASSES, MULTILABEL), *layers),
     }
 
 

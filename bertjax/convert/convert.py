@@ -13,14 +13,13 @@ from etils import epath
 
 from bertjax.convert import huggingface, model_card, tensorflow1
 from bertjax.convert.family import DISCRIMINATOR, ENCODER, NEXT_SENTENCE
-from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
-from bertjax.convert.huggingface_tokenizer import read_tokenizer
+from bertjax.convert.huggingface_tokenizer import TOKENIZER_FILES, read_tokenizer
 from bertjax.convert.huggingface_weights import has_weights, missing_weights
 from bertjax.convert.portable import WORKDIR_FILES, PortableCheckpoint, missing_vocabulary, read_workdir, write_workdir
 from bertjax.data.corpus.vocabulary import Vocabulary, load_vocabulary, open_vocabulary, workdir_vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.tasks.embedding import sentence_transformers
-from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, resolve_checkpoint_path, workdir_of
+from bertjax.training.checkpoint import CHECKPOINTS, find_checkpoint, workdir_of
 from bertjax.training.sharding import list_devices
 from bertjax.training.workdir import CONFIG, ORIGIN, is_converted, read_origin
 from bertjax.utils import hub
@@ -87,7 +86,7 @@ def read_checkpoint(path: str | os.PathLike, lower_case: bool | None = None) -> 
     fmt = detect_format(path)
     if fmt == BERTJAX:
         _reject_case(path, lower_case)
-        return read_workdir(resolve_checkpoint_path(path))
+        return read_workdir(path)
     read = huggingface.read if fmt == HUGGINGFACE else tensorflow1.read
     return read(Path(path).expanduser(), lower_case)
 
@@ -252,8 +251,7 @@ def _use_cpu() -> None:
 def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
     """Returns the content of `origin.json`, which identifies the source of a conversion.
 
-    For a local checkpoint, this is its path, and the name, size and modification time of each file. For the Hub, it is
-    the address with the commit (the name of the download folder, `folder`), and the address that the user gave.
+    For the Hub, `folder` is the folder of the download, whose name is the commit.
     """
     if hub.is_hub(path):
         return {"source": f"{hub.PREFIX}{hub.parse(path)[0]}@{Path(folder).name}", "address": path}

@@ -14,19 +14,13 @@ logger = logging.getLogger(__name__)
 
 _POOLING = {"bos": "cls", "mean": "mean", "late": "late"}
 LLAMA_VALUES = {
+    **dict.fromkeys(("norm_first", "gated_mlp"), True),
+    **dict.fromkeys(("embedding_norm", "norm_bias", "tie_word_embeddings", "attention_bias", "mlp_bias"), False),
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
     "type_vocab_size": 0,
-    "embedding_norm": False,
     "norm": "rms_norm",
-    "norm_bias": False,
-    "norm_first": True,
-    "gated_mlp": True,
     "lm_head": "linear",
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_bias": False,
     "hidden_act": "silu",
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
 }
 
 
@@ -40,11 +34,8 @@ def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     pooling = pooling or "late"
     if pooling not in _POOLING:
         raise UsageError(f"classifier_pooling={pooling!r} is not supported; use one of {', '.join(_POOLING)}")
-    head_size = config.get("head_dim") or 0
-    if head_size and head_size * config["num_attention_heads"] != config["hidden_size"]:
-        raise UsageError(
-            f"head_dim={head_size} differs from hidden_size / num_attention_heads, which bertjax does not support"
-        )
+    if (size := config.get("head_dim")) and size * config["num_attention_heads"] != config["hidden_size"]:
+        raise UsageError(f"head_dim={size} is not supported; it must be hidden_size / num_attention_heads")
     theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
     # The decoder has a bias if the feed-forward layers have biases.
     return {

@@ -11,16 +11,5 @@ from bertjax.convert.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
-    for family in (
-        BERT,
-        ERNIE,
-        ROBERTA,
-        XLM_ROBERTA,
-        CAMEMBERT,
-        DISTILBERT,
-        ELECTRA,
-        MODERNBERT,
-        EUROBERT,
-        NEOBERT,
-    )
+    for family in (BERT, ERNIE, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ELECTRA, MODERNBERT, EUROBERT, NEOBERT)
 }

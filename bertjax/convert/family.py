@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
+from bertjax.config.fields import from_config_dict
 from bertjax.convert.arrays import Parameter
 from bertjax.errors import UsageError, listed
 from bertjax.model.config import ModelConfig
@@ -141,6 +143,22 @@ class Family:
                 return name
         kind = f"output layer for {output_kind}" if output_kind else f"heads {listed(sorted(heads))}"
         raise UsageError(f"{self.model_type} models of transformers have no class with this {kind}")
+
+    def model_config(self, config: Mapping[str, Any], file: Path, **fields: Any) -> ModelConfig:
+        """Builds a `ModelConfig` from the config in a file. `fields` override its fields."""
+        required = [self.fields[name] for name in REQUIRED if name in self.fields]
+        if missing := [name for name in required if config.get(name) is None]:
+            raise UsageError(f"{file} lacks {', '.join(missing)}; add the values that the checkpoint was trained with")
+        values = {name: config[field] for name, field in self.fields.items() if config.get(field) is not None}
+        activations = {name: value for name, value in values.items() if name.endswith("_act") and name not in fields}
+        if unknown := [value for value in activations.values() if value not in ACTIVATIONS]:
+            raise UsageError(f"{file} has the activation {unknown[0]!r}; use one of {', '.join(ACTIVATIONS)}")
+        values |= {name: ACTIVATIONS[value] for name, value in activations.items()}
+        try:
+            values = {**self.values, **values, **self.read_fields(config), "model_type": self.model_type, **fields}
+            return from_config_dict(ModelConfig(dtype="float32"), values, "model")
+        except UsageError as error:
+            raise UsageError(f"{file}: {error}") from error
 
     def parameters(
         self, config: ModelConfig, output_kind: str = "", num_outputs: int = 0, num_rows: int = 0

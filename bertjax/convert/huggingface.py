@@ -6,27 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from bertjax.convert.arrays import export_params, import_params
 from bertjax.convert.families import FAMILIES
-from bertjax.convert.family import (
-    ACTIVATIONS,
-    ENCODER,
-    MASKED_LM,
-    OUTPUT_KINDS,
-    POOLER,
-    Family,
-)
-from bertjax.convert.huggingface_tokenizer import FILES as TOKENIZER_FILES
-from bertjax.convert.huggingface_tokenizer import read_tokenizer, write_tokenizer
+from bertjax.convert.family import ACTIVATIONS, ENCODER, MASKED_LM, OUTPUT_KINDS, POOLER, Family
+from bertjax.convert.huggingface_tokenizer import TOKENIZER_FILES, read_tokenizer, write_tokenizer
 from bertjax.convert.huggingface_weights import CONFIG, INDEX, WEIGHTS, open_weights
-from bertjax.convert.portable import PortableCheckpoint, fit_vocabulary, model_config
+from bertjax.convert.portable import PortableCheckpoint, fit_vocabulary
 from bertjax.data.corpus.vocabulary import named_special_ids
 from bertjax.errors import UsageError, listed
 from bertjax.model.config import ARCHITECTURE_FIELDS, ModelConfig
 from bertjax.tasks.embedding import sentence_transformers
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL
-from bertjax.utils.io import read_json
+from bertjax.utils.io import read_json_object
 from bertjax.utils.json_files import naming, read_object, write_json
 
 _ADAPTER, _SETFIT_HEAD = "adapter_config.json", "model_head.pkl"
@@ -34,8 +27,6 @@ _ADAPTER, _SETFIT_HEAD = "adapter_config.json", "model_head.pkl"
 FILES = (CONFIG, WEIGHTS, *sentence_transformers.FILES, *TOKENIZER_FILES)
 # Files to download for a model on the Hub, besides those of sentence-transformers.
 READ_FILES = (CONFIG, WEIGHTS, INDEX, _ADAPTER, "model-*-of-*.safetensors", *TOKENIZER_FILES)
-# Suffixes of array names in old checkpoints, mapped to the current suffixes.
-_OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 # Arrays of an encoder that are not parameters.
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids", "embeddings.task_type_ids")
 # Values of `problem_type`.
@@ -47,15 +38,13 @@ def is_checkpoint_folder(path: Path) -> bool:
 
     Returns True for a damaged `config.json`, so that `read` can report it.
     """
-    has_modules = (path / sentence_transformers.MODULES).is_file()
-    path = sentence_transformers.transformer_folder(path)
-    if not (path / CONFIG).is_file():
-        return has_modules or (path / _ADAPTER).is_file()
+    file = sentence_transformers.transformer_folder(path) / CONFIG
+    if not file.is_file():
+        return any((path / name).is_file() for name in (sentence_transformers.MODULES, _ADAPTER))
     try:
-        config = read_json(path / CONFIG)
+        return not {"model_type", "architectures"}.isdisjoint(read_json_object(file))
     except (OSError, ValueError):
         return True
-    return not isinstance(config, dict) or "model_type" in config or "architectures" in config
 
 
 def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
@@ -97,19 +86,14 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         raise UsageError(
             f"{folder} contains arrays twice, under an old and a new name: {listed(duplicates)}; remove the old arrays"
         )
-    # safetensors' `save_model` stores a tied array only once, perhaps under the name of the copy.
-    for copy, original in family.tied.items():
-        is_tied = config.tie_word_embeddings or copy.endswith(".bias")
-        if is_tied and copy in stored_names and original not in stored_names:
+    for copy, original in [pair for pair in family.tied.items() if pair[0] in stored_names]:
+        # As in transformers, use the decoder's bias, and untie a decoder that differs from its original. safetensors'
+        # `save_model` stores a tied array only once, perhaps under the name of the copy.
+        first, second = stored_names[copy], stored_names.get(original)
+        if copy.endswith(".bias") or (config.tie_word_embeddings and not second):
             stored_names[original] = stored_names.pop(copy)
-    for copy, original in [pair for pair in family.tied.items() if {*pair} <= stored_names.keys()]:
-        first, second = (read_array(stored_names[name]) for name in (copy, original))
-        if not np.array_equal(first, second):
-            # As in transformers, untie a decoder that differs from its original, and use the decoder's bias.
-            if copy.endswith(".bias"):
-                stored_names[original] = stored_names.pop(copy)
-            else:
-                config = dataclasses.replace(config, tie_word_embeddings=False)
+        elif second and not np.array_equal(read_array(first), read_array(second)):
+            config = dataclasses.replace(config, tie_word_embeddings=False)
     num_outputs = (OUTPUT_KINDS[output_kind].num_outputs or len(labels)) if output_kind else 0
     parameters = family.parameters(config, output_kind, num_outputs, vocabulary.num_rows if vocabulary else 0)
     own_names = {name for parameter in parameters for name in parameter.names}
@@ -165,15 +149,13 @@ def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[Family, ModelCo
     if output_kind and not OUTPUT_KINDS[output_kind].num_outputs:
         default = {str(index): f"LABEL_{index}" for index in range(hf_config.get("num_labels") or 2)}
         id2label: dict[str, Any] = hf_config.get("id2label") or default
-        ids = [str(index) for index in range(len(id2label))]
-        if id2label.keys() == {*ids}:
-            labels = tuple(id2label[index] for index in ids)
-        if not all(isinstance(label, str | int) for label in labels) or len({*map(str, labels)}) < len(ids):
+        names = [id2label.get(str(index)) for index in range(len(id2label))]
+        labels = tuple(str(name) for name in names if isinstance(name, str | int))
+        if len({*labels}) < len(names):
             raise UsageError(f"{file}: id2label is {id2label!r}; it must have a unique name for each id from 0")
-        labels = tuple(map(str, labels))
     if problem == _REGRESSION and len(labels) > 1:
         raise UsageError(f"{file} defines a regression with several outputs, which bertjax does not support")
-    return family, model_config(family, hf_config, file), output_kind, labels
+    return family, family.model_config(hf_config, file), output_kind, labels
 
 
 def export_problem(config: ModelConfig) -> str:
@@ -201,7 +183,7 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
         **family.write_fields(config),
         "dtype": "float32",
     }
-    restored = model_config(family, hf_config, Path(CONFIG))
+    restored = family.model_config(hf_config, Path(CONFIG))
     if not config.num_key_value_heads and restored.num_key_value_heads == config.num_attention_heads:
         restored = dataclasses.replace(restored, num_key_value_heads=0)  # 0: one per attention head
     for name in {*ARCHITECTURE_FIELDS} - {"pad_vocab_to_multiple_of"}:
@@ -226,8 +208,6 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
 
     Removes the arrays from `checkpoint.params` to save memory.
     """
-    from safetensors.numpy import save_file
-
     family = checkpoint.family
     class_name = family.class_name(checkpoint.output_kind, checkpoint.modules)
     hf_config = _make_config(checkpoint, class_name)
@@ -256,14 +236,12 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
 
 def write_embedder(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     """Writes a Hugging Face folder with sentence-transformers modules (default: mean pooling); see `write`."""
-    if checkpoint.output_kind or (checkpoint.embedder and checkpoint.embedder.refusal):
-        reason = checkpoint.embedder.refusal if checkpoint.embedder else "the checkpoint has an output layer"
+    config, embedder = checkpoint.config, checkpoint.embedder
+    notes = [] if embedder else ["no sentence-transformers modules; wrote mean pooling"]
+    embedder = embedder or sentence_transformers.mean_embedder(config.hidden_size, config.max_row_tokens)
+    if reason := embedder.refusal or ("the checkpoint has an output layer" if checkpoint.output_kind else ""):
         raise UsageError(f"{reason}; use the format huggingface")
-    if checkpoint.embedder:
-        return write(checkpoint, folder)
-    embedder = sentence_transformers.mean_embedder(checkpoint.config.hidden_size, checkpoint.config.max_row_tokens)
-    notes = write(dataclasses.replace(checkpoint, embedder=embedder), folder)
-    return ["no sentence-transformers modules; wrote mean pooling", *notes]
+    return notes + write(dataclasses.replace(checkpoint, embedder=embedder), folder)
 
 
 def _copy_code(source: Path, hf_config: dict[str, Any], folder: Path) -> list[str]:
@@ -286,9 +264,8 @@ def _stored_names(shapes: Collection[str], family: Family) -> dict[str, str]:
     parts = {name.split(".")[0] for name in names}
     stored_names = {}
     for stored in shapes:
-        name = stored
-        for old, new in _OLD_NAMES.items():
-            name = name.replace(old, new)
+        # Old checkpoints have other suffixes.
+        name = stored.replace(".LayerNorm.gamma", ".LayerNorm.weight").replace(".LayerNorm.beta", ".LayerNorm.bias")
         lacks_prefix = not has_prefix and name.split(".")[0] in parts
         stored_names[f"{prefix}{name}" if lacks_prefix else name] = stored
     return stored_names

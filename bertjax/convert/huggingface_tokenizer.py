@@ -10,23 +10,19 @@ from tokenizers import AddedToken, BertWordPieceTokenizer, Tokenizer, processors
 from bertjax.convert.families import FAMILIES
 from bertjax.convert.portable import read_vocabulary_file
 from bertjax.convert.tokenizer_classes import (
-    BERT_CLASSES,
-    BERT_DEFAULTS,
+    BERT,
     BPE_MERGES,
     BPE_VOCABULARY,
-    BYTE_LEVEL_CLASSES,
+    BYTE_LEVEL,
     CONFIG,
+    DEFAULTS,
     MAX_WORD_CHARS,
     MODEL_TYPES,
-    ROBERTA_DEFAULTS,
     TOKENIZER,
-    UNIGRAM_CLASSES,
+    UNIGRAM,
     VOCABULARY,
     as_token,
-    bert_tokenizer,
-    byte_level_tokenizer,
-    read_bpe,
-    unigram_tokenizer,
+    build_tokenizer,
 )
 from bertjax.data.corpus.vocabulary import (
     CONTINUATION,
@@ -44,9 +40,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.utils.json_files import read_object, write_json
 
 _SPECIAL_TOKENS, _ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
-FILES = (VOCABULARY, BPE_VOCABULARY, BPE_MERGES, CONFIG, TOKENIZER, _SPECIAL_TOKENS, _ADDED_TOKENS, "*.model")
-# For these classes, transformers uses `tokenizer.json` as it is.
-_GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend", "")
+TOKENIZER_FILES = (VOCABULARY, BPE_VOCABULARY, BPE_MERGES, CONFIG, TOKENIZER, _SPECIAL_TOKENS, _ADDED_TOKENS, "*.model")
 # Model types whose `tokenizer_class` transformers ignores (`MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS`), because it
 # is wrong in some models, such as mmBERT.
 _GENERIC_MODELS = ("modernbert",)
@@ -67,23 +61,17 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     """
     config, tokenizer = (read_object(folder / name, optional=True) for name in (CONFIG, TOKENIZER))
     model = read_object(folder / "config.json", optional=True)
+    family = FAMILIES.get(model.get("model_type") or "bert")
     class_name = config.get("tokenizer_class")
     if class_name is None:
-        family = FAMILIES.get(model.get("model_type") or "bert")
-        class_name = model.get("tokenizer_class") or (family.tokenizer_class if family else _GENERIC_CLASSES[0])
-    tokenizer_class = str(class_name).removesuffix("Fast")
-    if model.get("model_type") in _GENERIC_MODELS:
-        tokenizer_class = _GENERIC_CLASSES[0]
-    if tokenizer_class in BYTE_LEVEL_CLASSES and not tokenizer and (folder / BPE_MERGES).is_file():
-        tokenizer = read_bpe(folder)
-    has_files = tokenizer or (folder / VOCABULARY).is_file()
-    if not has_files and (tokenizer_class in BERT_CLASSES or not (folder / CONFIG).is_file()):
+        class_name = model.get("tokenizer_class") or (family.tokenizer_class if family else "")
+    tokenizer_class = "" if model.get("model_type") in _GENERIC_MODELS else str(class_name).removesuffix("Fast")
+    model_type = MODEL_TYPES.get(tokenizer_class, "")
+    is_bert = model_type == BERT
+    has_vocabulary = bool(tokenizer) or (model_type == BYTE_LEVEL and (folder / BPE_MERGES).is_file())
+    if not has_vocabulary and not (folder / VOCABULARY).is_file() and (is_bert or not (folder / CONFIG).is_file()):
         return read_vocabulary_file(folder, lower_case), []
-    _check_supported(folder, config, tokenizer_class, tokenizer)
-    separators, has_segments = (1, 1), _has_segments(model)
-    # In transformers, DistilBertTokenizer and classes other than BERT's return segments only if the config says so.
-    default = (_TYPE_IDS,) if tokenizer_class in {*BERT_CLASSES} - {"DistilBertTokenizer"} else ()
-    returns_segments = _TYPE_IDS in (config.get("model_input_names") or default)
+    _check_supported(folder, config, tokenizer_class, tokenizer, has_vocabulary)
     try:
         if not config.get(_EXTRA) and _OLD_EXTRA in config:
             config[_EXTRA] = config.pop(_OLD_EXTRA)
@@ -91,40 +79,34 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
             # As in transformers 5, `additional_special_tokens` of this file do not become `extra_special_tokens`.
             for name, token in read_object(folder / _SPECIAL_TOKENS, optional=True).items():
                 config[name] = as_token(token, special=True) if isinstance(token, dict) else token
-        if tokenizer_class in BERT_CLASSES:
-            config = {**BERT_DEFAULTS, **config}
-            engine, notes = bert_tokenizer(folder, config, tokenizer, lower_case)
-        elif tokenizer_class in (*BYTE_LEVEL_CLASSES, *UNIGRAM_CLASSES):
-            config = {**ROBERTA_DEFAULTS, **config, "tokenizer_class": tokenizer_class}
-            build = byte_level_tokenizer if tokenizer_class in BYTE_LEVEL_CLASSES else unigram_tokenizer
-            engine, notes = build(config, tokenizer), []
-        else:
-            engine, notes = load_tokenizer_json(folder / TOKENIZER, (folder / TOKENIZER).read_bytes()), []
-            if dropout := tokenizer["model"].get("dropout"):
-                notes.append(f"ignored dropout={dropout} of {TOKENIZER}, so that a text always has the same tokens")
+        config = {**DEFAULTS[model_type], **config}
+        engine, notes = build_tokenizer(tokenizer_class, folder, config, tokenizer, lower_case)
         tokens = _add_tokens(engine, folder, config, tokenizer)
-        if tokenizer_class in UNIGRAM_CLASSES:
+        if model_type == UNIGRAM:
             tokens |= {"cls_token": tokens["bos_token"], "sep_token": tokens["eos_token"]}
         special_ids = _find_special_ids(engine, folder, tokens)
         cls, sep = ((str(engine.id_to_token(special_ids[name])), special_ids[name]) for name in ("cls", "sep"))
-        if tokenizer_class in BERT_CLASSES:
+        if is_bert:
             engine.post_processor = processors.BertProcessing(sep, cls)
-            if tokenizer and (names := _ignored_parts(engine, tokenizer, special_ids)):
-                parts = ", ".join(names)
-                notes.append(f"ignored {parts} of {TOKENIZER}, as transformers does for tokenizer_class BertTokenizer")
-        else:
-            if tokenizer_class not in _GENERIC_CLASSES:
-                engine.post_processor = processors.RobertaProcessing(sep, cls)
-            separators, single = _separators(engine, special_ids, has_segments), engine.encode("a")
-            if separators[1] < 0 or (has_segments and returns_segments and any(single.type_ids)):
-                raise UsageError(
-                    f"{folder / TOKENIZER} encodes the text 'a' as {' '.join(single.tokens)} in the segments "
-                    f"{single.type_ids}, not as [CLS] a [SEP] in segment 0; use a tokenizer with BERT's post_processor"
-                )
-            if not separators[0]:
-                pair = " ".join(engine.encode("a", "b").tokens)
-                notes.append(f"pairs of texts are not supported: their rows are {pair}, not [CLS] a [SEP] b [SEP]")
-        if separators[0] and has_segments and not returns_segments:
+        elif model_type in (BYTE_LEVEL, UNIGRAM):
+            engine.post_processor = processors.RobertaProcessing(sep, cls)
+        if is_bert and tokenizer and (names := _ignored_parts(engine, tokenizer, special_ids)):
+            parts = ", ".join(names)
+            notes.append(f"ignored {parts} of {TOKENIZER}, as transformers does for tokenizer_class BertTokenizer")
+        # In transformers, DistilBertTokenizer and classes other than BERT's return segments only if the config says so.
+        default = (_TYPE_IDS,) if is_bert and tokenizer_class != "DistilBertTokenizer" else ()
+        returns_segments = _TYPE_IDS in (config.get("model_input_names") or default)
+        has_segments = {"type_vocab_size": 2, **model, **(family.values if family else {})}["type_vocab_size"] > 1
+        separators, single = _separators(engine, special_ids, has_segments), engine.encode("a")
+        if separators[1] < 0 or (has_segments and returns_segments and any(single.type_ids)):
+            raise UsageError(
+                f"{folder / TOKENIZER} encodes the text 'a' as {' '.join(single.tokens)} in the segments "
+                f"{single.type_ids}, not as [CLS] a [SEP] in segment 0; use a tokenizer with BERT's post_processor"
+            )
+        if not separators[0]:
+            pair = " ".join(engine.encode("a", "b").tokens)
+            notes.append(f"pairs of texts are not supported: their rows are {pair}, not [CLS] a [SEP] b [SEP]")
+        elif has_segments and not returns_segments:
             notes.append(
                 "the second text of a pair is segment 1; in transformers it is 0, since model_input_names of "
                 f"{CONFIG} lacks {_TYPE_IDS}"
@@ -146,29 +128,24 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     return vocabulary, notes
 
 
-def _check_supported(folder: Path, config: dict[str, Any], tokenizer_class: str, tokenizer: dict[str, Any]) -> None:
+def _check_supported(
+    folder: Path, config: dict[str, Any], tokenizer_class: str, tokenizer: dict[str, Any], has_vocabulary: bool
+) -> None:
     side = str(config.get("truncation_side") or (tokenizer.get("truncation") or {}).get("direction") or "right")
-    runs_file = tokenizer_class in (*_GENERIC_CLASSES, *BYTE_LEVEL_CLASSES, *UNIGRAM_CLASSES)
-    model_type = (tokenizer.get("model") or {}).get("type")
-    is_other_type = model_type not in (None, MODEL_TYPES.get(tokenizer_class, model_type))
+    class_type, file_type = MODEL_TYPES.get(tokenizer_class, ""), (tokenizer.get("model") or {}).get("type")
+    is_other_type = class_type and file_type not in (None, class_type)
     class_name = f"has tokenizer_class {tokenizer_class!r}"
     problems = {
         f"truncates texts at the {side}": side.lower() != "right",
         "needs custom code (auto_map)": "AutoTokenizer" in (config.get("auto_map") or ()),
-        f"{class_name}, which bertjax does not support": not runs_file and tokenizer_class not in BERT_CLASSES,
-        f"{class_name}, which does not fit the {model_type} model of {TOKENIZER}": is_other_type,
+        f"{class_name}, which bertjax does not support": tokenizer_class not in MODEL_TYPES,
+        f"{class_name}, which does not fit the {file_type} model of {TOKENIZER}": is_other_type,
         f"{class_name}, but lacks {TOKENIZER}, which AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of "
-        "transformers writes": runs_file and not tokenizer,
+        "transformers writes": class_type != BERT and not has_vocabulary,
         "has split_special_tokens=true, which bertjax does not support": config.get("split_special_tokens"),
     }
     if problem := next((problem for problem, is_found in problems.items() if is_found), ""):
         raise UsageError(f"the tokenizer of {folder} {problem}; use a model with BertTokenizer or a {TOKENIZER}")
-
-
-def _has_segments(model: dict[str, Any]) -> bool:
-    family = FAMILIES.get(model.get("model_type") or "bert")
-    values = family.values if family else {}
-    return {"type_vocab_size": 2, **model, **values}["type_vocab_size"] > 1
 
 
 def _ignored_parts(engine: Tokenizer, tokenizer: dict[str, Any], special_ids: dict[str, int]) -> list[str]:
@@ -198,8 +175,7 @@ def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokeniz
         }
         added |= {token["id"]: as_token(token) for token in tokenizer.get("added_tokens") or []}
     known = engine.get_added_tokens_decoder().values()
-    new = [token for _, token in sorted(added.items(), key=lambda item: item[0]) if repr(token) not in map(repr, known)]
-    by_content = {token.content: token for token in added.values()}
+    new = [added[index] for index in sorted(added) if repr(added[index]) not in map(repr, known)]
     named = {
         name: as_token(config[name])
         for name in dict.fromkeys((*_SPECIAL_NAMES, *config))
@@ -210,10 +186,11 @@ def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokeniz
         extra += _values(config.get(_OLD_EXTRA))
     for token in [*named.values(), *map(as_token, extra)]:
         if token.content not in {other.content for other in [*known, *new]}:
-            new.append(by_content.get(token.content, token))
+            new.append(token)
     special = {token.content for token in named.values()}
-    for name in BERT_DEFAULTS.keys() & named.keys():
-        if engine.token_to_id(named[name].content) is None and named[name].content not in by_content:
+    contents = {token.content for token in added.values()}
+    for name in DEFAULTS[BERT].keys() & named.keys():
+        if engine.token_to_id(named[name].content) is None and named[name].content not in contents:
             raise UsageError(
                 f"the vocabulary of {folder} lacks {named[name].content}, the {name} of its tokenizer; add it"
             )
@@ -236,7 +213,7 @@ def _values(tokens: Any) -> list[Any]:
 def _find_special_ids(engine: Tokenizer, folder: Path, tokens: dict[str, str]) -> dict[str, int]:
     """Returns the ids of the special tokens, keyed by `pad`, `unk`, `cls`, `sep` and `mask`."""
     ids = {token.content: index for index, token in engine.get_added_tokens_decoder().items()}
-    special = {name: tokens.get(name, default) for name, default in BERT_DEFAULTS.items()}
+    special = {name: tokens.get(name, default) for name, default in DEFAULTS[BERT].items()}
     for name, standin in _STANDINS.items():
         if special[name] not in ids and tokens.get(standin) in ids:
             special[name] = tokens[standin]
@@ -316,11 +293,7 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
         "tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast",
         "do_lower_case": vocabulary.lower_case,
         "model_max_length": config.max_row_tokens,
-        "model_input_names": [
-            "input_ids",
-            *([_TYPE_IDS] if config.type_vocab_size > 1 else []),
-            "attention_mask",
-        ],
+        "model_input_names": ["input_ids", *([_TYPE_IDS] if config.type_vocab_size > 1 else []), "attention_mask"],
         **special_tokens,
     }
     if vocabulary.kind == TOKENIZER_JSON:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from bertjax.convert.arrays import FLOAT_DTYPES
 from bertjax.errors import UsageError, listed
@@ -25,8 +26,6 @@ def has_weights(path: Path) -> bool:
 
 def open_weights(folder: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
     """Returns the shapes of a folder's arrays, keyed by name, and a function that reads one array by name."""
-    from safetensors import safe_open
-
     shapes, files = {}, {}
     for path in _weight_files(folder):
         with _naming_file(path):
@@ -45,8 +44,6 @@ def open_weights(folder: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[st
 
 @contextlib.contextmanager
 def _naming_file(path: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -59,24 +56,18 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     index = folder / INDEX
-    if not index.is_file() and any(folder.glob("*.bin")):
-        raise missing_weights(str(folder), f"{folder}-safetensors")
     if not index.is_file():
-        raise UsageError(f"{folder} contains no {WEIGHTS}; save the model with save_pretrained of transformers")
+        raise missing_weights(str(folder), f"{folder}-safetensors")
     with naming(index):
         files = sorted({*read_object(index)["weight_map"].values()})
-        if outside := [name for name in files if Path(name).name != name]:
-            raise UsageError(f"{index} lists files outside its folder: {listed(outside)}; copy the original index")
-    if missing := [name for name in files if not (folder / name).is_file()]:
-        raise UsageError(f"{folder} lacks files that {INDEX} lists: {listed(missing)}; copy all shards")
+        # Do not open files outside of the folder.
+        if missing := [name for name in files if Path(name).name != name or not (folder / name).is_file()]:
+            raise UsageError(f"{index} lists files that its folder lacks: {listed(missing)}; copy all shards")
     return [folder / name for name in files]
 
 
 def missing_weights(model: str, destination: str) -> UsageError:
-    """Returns the error for a model without safetensors. It shows how to convert pickled weights.
-
-    `model` is a folder or a name on the Hub. The command writes to `destination`.
-    """
+    """Returns the error for a model (a folder, or a name on the Hub), with a command that converts its pickles."""
     # Let the command read the class name, because a name from the config may contain shell code.
     return UsageError(
         f"{model} contains no {WEIGHTS}; bertjax does not open pickles such as pytorch_model.bin, which can run code. "

@@ -8,13 +8,10 @@ from bertjax.convert.family import CLASSIFIER, MASKED_LM, POOLER, Family, ModelC
 from bertjax.model.config import ModelConfig
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL
 
-# The width of NeoBERT's feed-forward layers is two thirds of `intermediate_size`, rounded up to a multiple of 8.
-_MULTIPLE = 8
-
 
 def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    width = int(2 * config["intermediate_size"] / 3)
-    return {"intermediate_size": -(-width // _MULTIPLE) * _MULTIPLE}
+    # The width of NeoBERT's feed-forward layers is two thirds of `intermediate_size`, rounded up to a multiple of 8.
+    return {"intermediate_size": -(-int(2 * config["intermediate_size"] / 3) // 8) * 8}
 
 
 def _write_fields(config: ModelConfig) -> dict[str, Any]:

@@ -8,22 +8,11 @@ from typing import Any
 
 import numpy as np
 from etils import epath
-from ml_collections import ConfigDict
 
-from bertjax.config.fields import from_config_dict
 from bertjax.config.load import load_saved_config
 from bertjax.convert.arrays import Parameter
 from bertjax.convert.families import FAMILIES
-from bertjax.convert.family import (
-    ACTIVATIONS,
-    CLASSIFIER,
-    MASKED_LM,
-    NEXT_SENTENCE,
-    OUTPUT_KINDS,
-    POOLER,
-    REQUIRED,
-    Family,
-)
+from bertjax.convert.family import CLASSIFIER, MASKED_LM, NEXT_SENTENCE, OUTPUT_KINDS, POOLER, Family
 from bertjax.data.corpus.vocabulary import (
     ENTRY,
     MAX_WORD_CHARS,
@@ -68,8 +57,6 @@ WORKDIR_FILES = (
     *sentence_transformers.FILES,
     *VOCABULARY_FILES.values(),
 )
-# Kinds of models that can be converted to other formats.
-_KINDS = {*MODELS} - {"language_model"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,29 +141,6 @@ class PortableCheckpoint:
         return (self.vocabulary.num_rows if self.vocabulary else 0) or self.config.vocab_size
 
 
-def model_config(family: Family, config: Mapping[str, Any], file: Path, **fields: Any) -> ModelConfig:
-    """Builds a `ModelConfig` from a transformers config. `file` is the config's path, for messages.
-
-    `fields` are fields of `ModelConfig` that override the config.
-    """
-    required = [family.fields[name] for name in REQUIRED if name in family.fields]
-    if missing := [name for name in required if config.get(name) is None]:
-        raise UsageError(f"{file} lacks {', '.join(missing)}; add the values that the checkpoint was trained with")
-    values = {name: config[field] for name, field in family.fields.items() if config.get(field) is not None}
-    for name in [name for name in values if name.endswith("_act") and name not in fields]:
-        if not isinstance(values[name], str) or values[name] not in ACTIVATIONS:
-            raise UsageError(
-                f"{file} has {family.fields[name]}={values[name]!r}, which bertjax does not support; use one of "
-                f"{', '.join(ACTIVATIONS)}"
-            )
-        values[name] = ACTIVATIONS[values[name]]
-    try:
-        values = {**family.values, **values, **family.read_fields(config), "model_type": family.model_type, **fields}
-        return from_config_dict(ModelConfig(dtype="float32"), ConfigDict(values), "model")
-    except UsageError as error:
-        raise UsageError(f"{file}: {error}") from error
-
-
 def fit_vocabulary(
     vocabulary: Vocabulary | None, config: ModelConfig, folder: Path
 ) -> tuple[Vocabulary | None, ModelConfig, list[str]]:
@@ -226,7 +190,7 @@ def missing_vocabulary(path: str | os.PathLike) -> UsageError:
     )
 
 
-def read_workdir(path: AnyPath, any_kind: bool = False) -> PortableCheckpoint:
+def read_workdir(path: str | os.PathLike, any_kind: bool = False) -> PortableCheckpoint:
     """Reads a checkpoint or, for a workdir, its best checkpoint (the newest if no checkpoint has a score).
 
     With `any_kind`, the result has a `description` and all parameters of the model. Otherwise, raises a UsageError if
@@ -237,47 +201,38 @@ def read_workdir(path: AnyPath, any_kind: bool = False) -> PortableCheckpoint:
     if not any_kind:
         check_portable(description, checkpoint)
     config, params, layer = checkpoint_model(checkpoint), load_params_on_host(checkpoint), read_output_layer(workdir)
-    objective = OBJECTIVES.get(read_object(workdir / CONFIG).get("data", {}).get("objective"))
+    run_config = read_object(workdir / CONFIG)
+    objective = OBJECTIVES.get(run_config.get("data", {}).get("objective"))
+    if run_config.get("task") == EmbedConfig.task:
+        run = parse_config(load_saved_config(workdir / CONFIG))
+        assert isinstance(run, EmbedConfig)
+        dense = {name: params.get(f"dense/{name}") for name in ("kernel", "bias")}
+        embedder = run.embedder(config.hidden_size, dense)
+    else:
+        embedder = sentence_transformers.read(workdir, config, is_workdir=True)
     return PortableCheckpoint(
         config,
         params if any_kind else without_embedding_layers(description, params),
         workdir_vocabulary(workdir),
         layer.kind if layer else "",
         layer.labels if layer else (),
-        embedder=_workdir_embedder(workdir, config, params),
+        embedder=embedder,
         unexported=objective.unexported_modules if objective else (),
         source=(read_origin(workdir) or read_origin(workdir / CONVERTED)).get("source", "-"),
         description=description if any_kind else None,
     )
 
 
-def _workdir_embedder(
-    workdir: AnyPath, config: ModelConfig, params: Mapping[str, np.ndarray]
-) -> SentenceEmbedder | None:
-    """Returns the modules of a trained embedder or of a converted sentence-transformers model; None for other models.
-
-    `params` are the checkpoint's parameters, keyed by path.
-    """
-    if read_object(workdir / CONFIG).get("task") != EmbedConfig.task:
-        return sentence_transformers.read(workdir, config, is_workdir=True)
-    run = parse_config(load_saved_config(workdir / CONFIG))
-    assert isinstance(run, EmbedConfig)
-    return run.embedder(config.hidden_size, {name: params.get(f"dense/{name}") for name in ("kernel", "bias")})
-
-
 def without_embedding_layers(description: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Removes the parameters that only embedders have: the dense layer (see `_workdir_embedder`) and the classifier."""
+    """Removes the parameters that only embedders have: dense layer and classifier."""
     dropped = {"dense"} | ({CLASSIFIER} if description["kind"] == "embedding" else set())
     return {name: array for name, array in params.items() if name.partition("/")[0] not in dropped}
 
 
 def check_portable(description: Mapping[str, Any], path: str | AnyPath) -> None:
-    """Raises a UsageError if a `PortableCheckpoint` cannot represent a model.
-
-    `description` is the JSON description of the model, and `path` is its checkpoint, for the error message.
-    """
+    """Raises a UsageError if a `PortableCheckpoint` cannot represent the model of the checkpoint at `path`."""
     kind, head = description["kind"], FeatureHead(**(description["feature_head"] or {}))
-    problem = "" if kind in _KINDS else f"a model of kind {kind!r}"
+    problem = "" if kind in MODELS and kind != LanguageModel.KIND else f"a model of kind {kind!r}"
     if head.is_used:
         problem = f"feature_head.features={head.features or '(none)'} and feature_head.lstm_layers={head.lstm_layers}"
     if problem:

@@ -5,17 +5,12 @@ from typing import Any
 
 from bertjax.convert.bert import ABSOLUTE, BERT_FIELDS, TWO_LAYERS, bert_classes, bert_encoder
 from bertjax.convert.family import POOLER, Family
-from bertjax.model.config import ModelConfig
 
 
 def _position_offset(config: Mapping[str, Any]) -> dict[str, Any]:
     # Position ids start at `pad_token_id` + 1.
     pad_id = config.get("pad_token_id")
     return {"position_offset": (1 if pad_id is None else pad_id) + 1}
-
-
-def _pad_token_id(config: ModelConfig) -> dict[str, Any]:
-    return {"pad_token_id": config.position_offset - 1}
 
 
 def _roberta(model_type: str, name: str) -> Family:
@@ -25,7 +20,7 @@ def _roberta(model_type: str, name: str) -> Family:
         fields=BERT_FIELDS,
         values={"hidden_act": "gelu_erf", "head_act": "gelu_erf"},
         read_fields=_position_offset,
-        write_fields=_pad_token_id,
+        write_fields=lambda config: {"pad_token_id": config.position_offset - 1},
         fixed=ABSOLUTE,
         token_ids={"bos_token_id": "cls", "eos_token_id": "sep"},
         classes=bert_classes(name, (POOLER,), *TWO_LAYERS),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bertjax.convert.arrays import import_params
 from bertjax.convert.bert import BERT
-from bertjax.convert.portable import PortableCheckpoint, fit_vocabulary, model_config, read_vocabulary_file
+from bertjax.convert.portable import PortableCheckpoint, fit_vocabulary, read_vocabulary_file
 from bertjax.data.corpus.vocabulary import MAX_WORD_CHARS, Vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
 from bertjax.tasks.finetuning.output_layer import CLASSES, SPANS
@@ -96,7 +96,7 @@ def read(path: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     tf_config = read_object(config_file)
     activation = str(tf_config.get("hidden_act", "gelu"))
     activation = tf_config.get(_ACTIVATION, _ACTIVATIONS.get(activation, activation))
-    config = model_config(BERT, {"type_vocab_size": 16, **tf_config}, config_file, hidden_act=activation)
+    config = BERT.model_config({"type_vocab_size": 16, **tf_config}, config_file, hidden_act=activation)
     vocabulary = read_vocabulary(prefix.parent, lower_case)
     vocabulary, config, padding_notes = fit_vocabulary(vocabulary, config, prefix.parent)
     try:

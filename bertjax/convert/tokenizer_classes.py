@@ -12,47 +12,56 @@ from bertjax.data.corpus.vocabulary import (
     WORD_START,
     capital_pieces,
     is_cased,
+    load_tokenizer_json,
     vocab_txt_lines,
 )
-from bertjax.errors import first_line, listed
-from bertjax.utils.io import unreadable
+from bertjax.errors import listed
 
-VOCABULARY = "vocab.txt"
-CONFIG, TOKENIZER = "tokenizer_config.json", "tokenizer.json"
+VOCABULARY, CONFIG, TOKENIZER = "vocab.txt", "tokenizer_config.json", "tokenizer.json"
 # RoBERTa's tokenizer files in folders without `tokenizer.json`, which old versions of transformers saved.
 BPE_VOCABULARY, BPE_MERGES = "vocab.json", "merges.txt"
-# Classes for which transformers builds BERT's standard tokenizer from the vocabulary and a few options. It ignores the
-# rest of `tokenizer.json`.
-BERT_CLASSES = (
-    "BertTokenizer",
-    "DistilBertTokenizer",
-    "ElectraTokenizer",
-    "LayoutLMTokenizer",
-    "MobileBertTokenizer",
-    "SqueezeBertTokenizer",
-)
-# Classes for which transformers builds a byte-level or a unigram tokenizer from the vocabulary and options.
-BYTE_LEVEL_CLASSES, UNIGRAM_CLASSES = ("RobertaTokenizer",), ("XLMRobertaTokenizer", "CamembertTokenizer")
-# Type of the model in `tokenizer.json`, keyed by tokenizer class.
+# Type of the model in `tokenizer.json`, keyed by tokenizer class. From the vocabulary and a few options, transformers
+# builds BERT's standard tokenizer (WordPiece), a byte-level tokenizer (BPE) or a unigram tokenizer. It ignores the rest
+# of `tokenizer.json`. For generic classes, it uses `tokenizer.json` as it is.
+BERT, BYTE_LEVEL, UNIGRAM, GENERIC = "WordPiece", "BPE", "Unigram", ""
 MODEL_TYPES = {
-    **dict.fromkeys(BERT_CLASSES, "WordPiece"),
-    **dict.fromkeys(BYTE_LEVEL_CLASSES, "BPE"),
-    **dict.fromkeys(UNIGRAM_CLASSES, "Unigram"),
+    **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), BERT),
+    **dict.fromkeys(("LayoutLMTokenizer", "MobileBertTokenizer", "SqueezeBertTokenizer"), BERT),
+    "RobertaTokenizer": BYTE_LEVEL,
+    **dict.fromkeys(("XLMRobertaTokenizer", "CamembertTokenizer"), UNIGRAM),
+    **dict.fromkeys(("PreTrainedTokenizer", "TokenizersBackend", ""), GENERIC),
 }
 # Maximum word length, in characters, of transformers' BERT tokenizers. Longer words become [UNK].
 MAX_WORD_CHARS = 100
 # Default special tokens, keyed by name in `tokenizer_config.json`.
-BERT_DEFAULTS = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL_PIECES}
-ROBERTA_DEFAULTS = {
+_BERT_DEFAULTS = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL_PIECES}
+_ROBERTA_DEFAULTS = {
     **{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>"},
     **{"cls_token": "<s>", "mask_token": "<mask>"},
 }
+DEFAULTS = {BERT: _BERT_DEFAULTS, BYTE_LEVEL: _ROBERTA_DEFAULTS, UNIGRAM: _ROBERTA_DEFAULTS, GENERIC: {}}
 
 
-def bert_tokenizer(
+def build_tokenizer(
+    tokenizer_class: str, folder: Path, config: dict[str, Any], tokenizer: dict[str, Any], lower_case: bool | None
+) -> tuple[Tokenizer, list[str]]:
+    """Builds the tokenizer of a class in `MODEL_TYPES`, without added tokens. Also returns notes for the user."""
+    model_type = MODEL_TYPES[tokenizer_class]
+    if model_type == BERT:
+        return _bert_tokenizer(folder, config, tokenizer, lower_case)
+    if model_type == BYTE_LEVEL:
+        return _byte_level_tokenizer(folder, config, tokenizer), []
+    if model_type == UNIGRAM:
+        # In transformers, XLM-R's unknown token is 3, even if `unk_token` has a different id.
+        return _unigram_tokenizer(config, tokenizer, 3 if tokenizer_class == "XLMRobertaTokenizer" else None), []
+    dropout = tokenizer["model"].get("dropout")
+    note = f"ignored dropout={dropout} of {TOKENIZER}, so that a text always has the same tokens"
+    return load_tokenizer_json(folder / TOKENIZER, (folder / TOKENIZER).read_bytes()), [note] if dropout else []
+
+
+def _bert_tokenizer(
     folder: Path, config: dict[str, Any], tokenizer: dict[str, Any], lower_case: bool | None
 ) -> tuple[Tokenizer, list[str]]:
-    """Builds the tokenizer of the class `BertTokenizer`, without added tokens."""
     model = tokenizer.get("model") or {}
     file = folder / VOCABULARY
     # Strip only trailing spaces, because tokens may start with spaces, unlike in google-research/bert.
@@ -80,31 +89,22 @@ def bert_tokenizer(
     return engine, notes
 
 
-def read_bpe(folder: Path) -> dict[str, Any]:
-    """Returns the content of `vocab.json` and `merges.txt` in the form of `tokenizer.json`."""
-    try:
+def _byte_level_tokenizer(folder: Path, config: dict[str, Any], tokenizer: dict[str, Any]) -> Tokenizer:
+    if tokenizer:
+        vocab, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
+    else:
         vocab, merges = models.BPE.read_file(str(folder / BPE_VOCABULARY), str(folder / BPE_MERGES))
-    except Exception as error:  # The package `tokenizers` raises `Exception` for all errors.
-        raise unreadable(folder / BPE_VOCABULARY, first_line(error)) from error
-    return {"model": {"type": "BPE", "vocab": vocab, "merges": merges}}
-
-
-def byte_level_tokenizer(config: dict[str, Any], tokenizer: dict[str, Any]) -> Tokenizer:
-    """Builds the tokenizer of RoBERTa, without added tokens."""
-    model = tokenizer["model"]
-    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    engine = Tokenizer(models.BPE(model["vocab"], [(left, right) for left, right in pairs], fuse_unk=False))
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+    engine = Tokenizer(models.BPE(vocab, [(left, right) for left, right in pairs], fuse_unk=False))
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space")))
     engine.decoder = decoders.ByteLevel()
     return engine
 
 
-def unigram_tokenizer(config: dict[str, Any], tokenizer: dict[str, Any]) -> Tokenizer:
-    """Builds the tokenizer of XLM-R and CamemBERT, without added tokens."""
+def _unigram_tokenizer(config: dict[str, Any], tokenizer: dict[str, Any], unk_id: int | None) -> Tokenizer:
     vocab = [(piece, score) for piece, score in tokenizer["model"]["vocab"]]
-    unk_id = [piece for piece, _ in vocab].index(str(as_token(config["unk_token"])))
-    if config["tokenizer_class"] == "XLMRobertaTokenizer":
-        unk_id = 3  # fixed in transformers, even if `unk_token` has a different id
+    if unk_id is None:
+        unk_id = [piece for piece, _ in vocab].index(str(as_token(config["unk_token"])))
     engine = Tokenizer(models.Unigram(vocab, unk_id, byte_fallback=False))
     normalizer = tokenizer.get("normalizer") or {}
     for part in normalizer.get("normalizers", [normalizer]):

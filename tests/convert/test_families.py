@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -33,6 +34,7 @@ SIZES = {
     **{"intermediate_size": 48, "max_position_embeddings": 48, "pad_token_id": PAD_ID},
     **{"bos_token_id": 2, "eos_token_id": 3},
 }
+REQUIRED_SIZES = {name: SIZES[name] for name in REQUIRED}
 MODERN = {**SIZES, "cls_token_id": 2, "sep_token_id": 3, "local_attention": 8, "attn_implementation": "eager"}
 # Class and fields of a config in transformers, by name. The rows are longer than two windows of local attention.
 CONFIGS = {
@@ -249,8 +251,7 @@ def test_gradients_of_the_masked_lm_loss_equal_those_of_transformers(name, tmp_p
     ],
 )
 def test_other_names_of_config_fields_are_read(family, fields, name, expected, log_lines):
-    sizes = {name: SIZES[name] for name in REQUIRED}
-    assert getattr(huggingface.model_config(family, sizes | fields, huggingface.Path()), name) == expected
+    assert getattr(family.model_config(REQUIRED_SIZES | fields, Path("a")), name) == expected
     is_read_as_remote_code = expected == "cls"  # transformers ignores `clf_pooling`.
     assert any("clf_pooling" in line for line in log_lines) == is_read_as_remote_code
 
@@ -260,26 +261,31 @@ def test_other_names_of_config_fields_are_read(family, fields, name, expected, l
     [(MODERNBERT, {"num_hidden_layers": 2}), (EUROBERT, {}), (EUROBERT, {"num_key_value_heads": 4})],
 )
 def test_config_with_default_fields_can_be_exported(family, fields):
-    sizes = {name: SIZES[name] for name in REQUIRED}
-    assert huggingface.export_problem(huggingface.model_config(family, sizes | fields, huggingface.Path())) == ""
+    assert huggingface.export_problem(family.model_config(REQUIRED_SIZES | fields, Path("a"))) == ""
 
 
-@pytest.mark.parametrize("name", ["type", "rope_type"])
+SCALED, OLD_SCALED = ({name: "linear", "factor": 2.0, "rope_theta": 1e4} for name in ("rope_type", "type"))
+ONLY_DEFAULT = "rope_parameters .* only rope_type=default"
+
+
 @pytest.mark.parametrize(
-    ("family", "field"), [(MODERNBERT, "rope_parameters"), (EUROBERT, "rope_parameters"), (EUROBERT, "rope_scaling")]
+    ("family", "fields", "message"),
+    [
+        (MODERNBERT, {"rope_parameters": {"full_attention": SCALED}}, ONLY_DEFAULT),
+        (MODERNBERT, {"rope_parameters": {"full_attention": OLD_SCALED}}, ONLY_DEFAULT),
+        (EUROBERT, {"rope_parameters": SCALED}, ONLY_DEFAULT),
+        (EUROBERT, {"rope_scaling": OLD_SCALED}, ONLY_DEFAULT),
+        (
+            MODERNBERT,
+            {"rope_parameters": SCALED},
+            "rope_parameters has factor, rope_theta, rope_type; use only the keys",
+        ),
+        (EUROBERT, {"head_dim": 16}, "head_dim=16 is not supported"),
+    ],
 )
-def test_scaled_rotary_positions_are_refused(family, field, name):
-    rope = {name: "linear", "factor": 2.0, "rope_theta": 1e4}
-    fields = {field: {"full_attention": rope} if family is MODERNBERT else rope}
-    sizes = {name: SIZES[name] for name in REQUIRED}
-    with pytest.raises(UsageError, match="^a/config.json: rope_parameters .* only rope_type=default"):
-        huggingface.model_config(family, sizes | fields, huggingface.Path("a/config.json"))
-
-
-def test_rotary_parameters_of_modernbert_need_a_kind_of_layer():
-    fields = {name: SIZES[name] for name in REQUIRED} | {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}
-    with pytest.raises(UsageError, match="rope_parameters has rope_theta, rope_type; use only the keys full_attention"):
-        huggingface.model_config(MODERNBERT, fields, huggingface.Path("a/config.json"))
+def test_unsupported_config_is_refused(family, fields, message):
+    with pytest.raises(UsageError, match=f"^a/config.json: {message}"):
+        family.model_config(REQUIRED_SIZES | fields, Path("a/config.json"))
 
 
 def test_a_pooler_that_the_head_does_not_use_is_ignored(tmp_path):

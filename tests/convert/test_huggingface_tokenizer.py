@@ -22,6 +22,7 @@ TEXTS = [
 ]
 SPECIAL_TOKENS = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL_PIECES}
 GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL_TOKENS}
+TEMPLATE_IDS = [("[CLS]", 2), ("[SEP]", 3)]
 
 
 def encode(folder, texts=TEXTS):
@@ -74,38 +75,29 @@ def test_exported_tokenizer_json_encodes_text_as_bertjax_does(folder):
     assert Tokenizer(read_checkpoint(folder).vocabulary).encode(text) == expected
 
 
-def added_by_json(folder, save_json, ids):
-    save_json(lambda tokenizer: tokenizer.add_tokens([AddedToken("<ent>"), AddedToken("[E1]", special=True)]))
-
-
-def added_by_file(folder, save_json, ids):
-    edit_json(folder / "added_tokens.json", **ids)
-    edit_json(folder / "special_tokens_map.json", additional_special_tokens=["[E1]"])
-
-
-def added_by_decoder(folder, save_json, ids):
+def added_tokens(ids):
+    """Returns the fields of each file that define `<ent>` and the special token `[E1]`, by the place of the tokens."""
     flags = dict.fromkeys(("lstrip", "rstrip", "single_word"), False)
-    tokens = {
-        str(index): {"content": token, "normalized": token == "<ent>", "special": token == "[E1]", **flags}
-        for token, index in ids.items()
+    properties = {"<ent>": {"normalized": True, "special": False}, "[E1]": {"normalized": False, "special": True}}
+    decoder = {str(index): {"content": token, **properties[token], **flags} for token, index in ids.items()}
+    special = {"special_tokens_map.json": {"additional_special_tokens": ["[E1]"]}}
+    return {
+        "tokenizer.json": {},
+        "added_tokens.json": {"added_tokens.json": ids, **special},
+        "decoder": {"tokenizer_config.json": {"added_tokens_decoder": decoder}},
+        "config": {"tokenizer_config.json": {"entity_token": "<ent>", "extra_special_tokens": ["[E1]"]}},
+        # transformers 4 writes an empty dict, which does not replace the tokens of the other file.
+        "map": {"tokenizer_config.json": {"entity_token": "<ent>", "extra_special_tokens": {}}, **special},
     }
-    edit_json(folder / "tokenizer_config.json", added_tokens_decoder=tokens)
 
 
-def added_by_config(folder, save_json, ids):
-    edit_json(folder / "tokenizer_config.json", entity_token="<ent>", extra_special_tokens=["[E1]"])
-
-
-def added_by_map(folder, save_json, ids):
-    """Saves the empty dict that transformers 4 writes, which does not replace the tokens of the other file."""
-    edit_json(folder / "tokenizer_config.json", entity_token="<ent>", extra_special_tokens={})
-    edit_json(folder / "special_tokens_map.json", additional_special_tokens=["[E1]"])
-
-
-@pytest.mark.parametrize("add", [added_by_json, added_by_file, added_by_decoder, added_by_config, added_by_map])
-def test_added_token_has_one_id_whichever_file_defines_it(add, plain, save_json, letters, tmp_path):
+@pytest.mark.parametrize("place", ["tokenizer.json", "added_tokens.json", "decoder", "config", "map"])
+def test_added_token_has_one_id_whichever_file_defines_it(place, plain, save_json, letters, tmp_path):
     size = load_vocabulary(letters).size
-    add(plain, save_json, {"<ent>": size, "[E1]": size + 1})
+    if place == "tokenizer.json":
+        save_json(lambda tokenizer: tokenizer.add_tokens([AddedToken("<ent>"), AddedToken("[E1]", special=True)]))
+    for name, fields in added_tokens({"<ent>": size, "[E1]": size + 1})[place].items():
+        edit_json(plain / name, **fields)
     vocabulary = read_tokenizer(plain)[0]
     tokenizer = Tokenizer(vocabulary)
     assert vocabulary.kind == TOKENIZER_JSON and vocabulary.size == size + 2
@@ -258,21 +250,16 @@ def test_one_special_token_may_have_two_roles(save_json, plain):
     ],
 )
 def test_templates_of_a_generic_class_are_used(single, pair, separators, save_json, plain):
-    ids = [("[CLS]", 2), ("[SEP]", 3)]
-    save_json(lambda t: setattr(t, "post_processor", processors.TemplateProcessing(single, pair, ids)))
+    save_json(lambda t: setattr(t, "post_processor", processors.TemplateProcessing(single, pair, TEMPLATE_IDS)))
     vocabulary = read_tokenizer(plain)[0]
     assert (vocabulary.pair_separators, vocabulary.end_separators) == separators
 
 
 BERT_CLASS = {"tokenizer_class": "BertTokenizer"}
 TRUNCATION = {"direction": "Left", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
-
-
-SEGMENT_1 = json.loads(
-    processors.TemplateProcessing("[CLS] $A:1 [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 2), ("[SEP]", 3)])
-    .__getstate__()
-    .decode()
-)
+SEGMENT_1 = processors.TemplateProcessing(
+    "[CLS] $A:1 [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", TEMPLATE_IDS
+).__getstate__()
 
 
 def edit(name, **fields):
@@ -292,18 +279,14 @@ def edit(name, **fields):
         ({"mask_token": "<mask>"}, None, "lacks <mask>, the mask_token"),
         ({}, edit("tokenizer.json", post_processor=None), "encodes the text 'a' as a in the segments"),
         (
-            {"model_input_names": ["input_ids", "token_type_ids"]},
-            edit("tokenizer.json", post_processor=SEGMENT_1),
-            r"text 'a' as .CLS. a .SEP. in the segments \[0, 1, 0\], not",
+            {"model_input_names": ["token_type_ids"]},
+            edit("tokenizer.json", post_processor=json.loads(SEGMENT_1)),
+            r"'a' as .CLS. a .SEP. in the segments \[0, 1, 0\], not",
         ),
         ({}, edit("added_tokens.json", **{"<ent>": 1000}), "the added token '<ent>' has id 1000, but it is token"),
         ({}, lambda folder: (folder / "tokenizer.json").unlink(), "but lacks tokenizer.json, which"),
         ({"tokenizer_class": ""}, lambda folder: (folder / "tokenizer.json").unlink(), "but lacks tokenizer.json"),
-        (
-            BERT_CLASS,
-            edit("tokenizer.json", model={"type": "BPE"}),
-            "'BertTokenizer', which does not fit the BPE model",
-        ),
+        (BERT_CLASS, edit("tokenizer.json", model={"type": "BPE"}), "BertTokenizer', which does not fit the BPE model"),
         ({"tokenizer_class": "RobertaTokenizer"}, None, "'RobertaTokenizer', which does not fit the WordPiece model"),
         (BERT_CLASS, edit("tokenizer.json", model={}), "cannot build the tokenizer of .*: 'vocab'"),
         ({**BERT_CLASS, "do_lower_case": "false"}, None, "cannot build the tokenizer"),

@@ -64,6 +64,7 @@ def use_float8(folder):
 
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+NO_TRANSFORMER = "modules.json lists no Transformer with a config.json; bertjax reads only models whose first"
 
 
 def use_index(weight_map):
@@ -116,8 +117,8 @@ def add_columns(folder):
         (config({"is_decoder": True}), "is_decoder"),
         (config({"is_causal": True}), "is_causal"),
         (config({"model_type": "gpt2"}), "model_type='gpt2'"),
-        (config({"hidden_act": "mish"}), "hidden_act='mish'"),
-        (config({"hidden_act": ["gelu"]}), "hidden_act=.'gelu'."),
+        (config({"hidden_act": "mish"}), "config.json has the activation 'mish'; use one of gelu, "),
+        (config({"hidden_act": ["gelu"]}), "cannot read .*config.json: TypeError"),
         (config({"quantization_config": {"bits": 8}}), "quantization_config"),
         (config({"tie_word_embeddings": False}), "missing: cls.predictions.decoder.weight"),
         (config({"architectures": ["BertLMHeadModel"]}), "'BertLMHeadModel'; use one of BertForPreTraining"),
@@ -152,16 +153,12 @@ def add_columns(folder):
         (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "cannot read .*tokenizer_config.json"),
         (lambda folder: edit_json(folder / "tokenizer_config.json", model_max_length="9"), "tokenizer_config.json: T"),
         (lambda folder: (folder / "vocab.txt").write_text("[PAD]\n"), "lacks "),
-        (
-            static_embedding,
-            "modules.json lists no Transformer with a config.json; bertjax reads only models whose first",
-        ),
-        (router, "modules.json lists no Transformer with a config.json; bertjax reads only models whose first"),
+        (static_embedding, NO_TRANSFORMER),
+        (router, NO_TRANSFORMER),
         (add_columns, r"several columns, such as '\[PAD\]\\t0'"),
         (use_float8, "cannot read .*model.safetensors: .*float8_e4m3fn.*; weights must be float32"),
-        (use_index({"a": "../weights.safetensors"}), "lists files outside its folder"),
-        (use_index({"a": "/weights.safetensors"}), "lists files outside its folder"),
-        (use_index({"a": "missing.safetensors"}), "lists: missing.safetensors"),
+        (use_index({"a": "../weights.safetensors"}), "its folder lacks: ../weights.safetensors"),
+        (use_index({"a": "missing.safetensors"}), "its folder lacks: missing.safetensors"),
         (use_index({"a": 7}), "cannot read"),
         (use_index([]), "cannot read"),
     ],
@@ -223,9 +220,6 @@ def test_error_for_pickled_weights_has_a_command_that_writes_safetensors(folder,
     words = shlex.split(command.partition(", and copy")[0])
     assert words[:2] == ["python", "-c"] and words[3:] == [str(folder), f"{folder}-safetensors"]
     assert compile(words[2], "command", "exec") and "save_pretrained" in words[2]
-    (folder / "pytorch_model.bin").rename(folder / "model.onnx")
-    with pytest.raises(UsageError, match="contains no model.safetensors; save the model with save_pretrained"):
-        read_checkpoint(folder)
 
 
 def test_latest_of_several_tensorflow_checkpoints_is_read(google, tmp_path):

@@ -12,7 +12,6 @@ import pytest
 
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.convert.families import FAMILIES
-from bertjax.convert.portable import model_config
 from bertjax.errors import UsageError
 from bertjax.inference.encode import pooler_states
 from bertjax.model.attention import xla
@@ -27,8 +26,7 @@ from bertjax.training.freezing import merge_frozen, split_frozen
 TOLERANCE = 1e-5
 LENGTH, NUM_TOKENS = 40, 60
 MODERNBERT = dataclasses.replace(
-    model_config(
-        FAMILIES["modernbert"],
+    FAMILIES["modernbert"].model_config(
         {"vocab_size": NUM_TOKENS, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
         | {"intermediate_size": 48, "local_attention": 8},
         Path("config.json"),
