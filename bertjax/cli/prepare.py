@@ -35,7 +35,9 @@ _VOCAB_SIZE = 30522
         default="wordpiece",
     ),
     count("--vocab_size", f"size of the vocabulary to train (default: {_VOCAB_SIZE})"),
-    count("--add_pieces", "pieces to learn and append to a WordPiece or BPE --vocab (default: 0)", default=0, at_least=0),
+    count(
+        "--add_pieces", "pieces to learn and append to a WordPiece or BPE --vocab (default: 0)", default=0, at_least=0
+    ),
     case_options(
         "keep case and accents (default: detected from --vocab; uncased for a new vocabulary)",
         "convert to lower case; WordPiece also strips accents",

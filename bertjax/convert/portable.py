@@ -232,7 +232,7 @@ def without_embedding_layers(description: Mapping[str, Any], params: Mapping[str
 def check_portable(description: Mapping[str, Any], path: str | AnyPath) -> None:
     """Raises a UsageError if a `PortableCheckpoint` cannot represent the model of the checkpoint at `path`."""
     kind, head = description["kind"], FeatureHead(**(description["feature_head"] or {}))
-    problem = "" if kind in MODELS and kind != LanguageModel.KIND else f"a model of kind {kind!r}"
+    problem = "" if kind in MODELS and kind != "language_model" else f"a model of kind {kind!r}"
     if head.is_used:
         problem = f"feature_head.features={head.features or '(none)'} and feature_head.lstm_layers={head.lstm_layers}"
     if problem:
