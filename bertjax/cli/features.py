@@ -44,10 +44,16 @@ def layer_indices(text: str) -> tuple[int, ...]:
     option("texts text", "text, or two texts separated by |||", nargs="*"),
     CHECKPOINT,
     option("--input FILE", "file with one text per line (-: standard input)"),
-    option("--layers", "layers, such as --layers=-1,-2; 0 is the embeddings", type=layer_indices, default="-1"),
+    option(
+        "--layers",
+        "layer indices, such as --layers=-1,-2; 0 is the embeddings, -1 the last layer",
+        type=layer_indices,
+        default="-1",
+    ),
     count("--seq_len", "maximum tokens per text (default: the model's maximum)"),
     option(
-        "--output DIR", "folder for .npz files, see docs/finetuning.md; to resume, run an interrupted command again"
+        "--output DIR",
+        "folder for .npz files, see docs/finetuning.md; an interrupted command resumes after the last complete file",
     ),
     count("--show", "number of texts to print", default=5, at_least=0),
 )
@@ -79,7 +85,9 @@ def features(args: argparse.Namespace) -> None:
     option("--input FILE", "file with one text per line (-: standard input)", required=True),
     option("--output FILE", ".npy file; to resume, run an interrupted command again", required=True),
     option("--pooling", "pooling of the last layer (default: the model's modules)", choices=("cls", "mean")),
-    option("--prompt_name", "prompt of the model to prepend, such as query (default: the model's default prompt)"),
+    option(
+        "--prompt_name", "name of a prompt of the model to prepend, such as query (default: the model's default prompt)"
+    ),
     option("--dtype", "dtype of the computation (default: the checkpoint's)", choices=("float32", "bfloat16")),
 )
 def encode(args: argparse.Namespace) -> None:

@@ -161,7 +161,9 @@ def case_options(cased: str, uncased: str) -> Option:
 
 CONFIG, REQUIRED_CONFIG = config_option(), config_option(required=True)
 CHECKPOINT = option("--checkpoint CKPT", CHECKPOINT_HELP, required=True)
-INIT_FROM = option("--init_from CKPT", f"initial parameters, architecture and vocabulary: {CHECKPOINT_HELP}")
+INIT_FROM = option(
+    "--init_from CKPT", f"checkpoint with the initial parameters, architecture and vocabulary: {CHECKPOINT_HELP}"
+)
 # Sources of the config for commands that describe a run but do not train.
 RUN = (
     *(CONFIG, INIT_FROM),
@@ -171,6 +173,15 @@ JSON = flag("--json", "print JSON instead of a table")
 DISTRIBUTED = flag("--distributed", "fail if there is only one process (default: detect processes automatically)")
 PROFILE = option("--profile START:STOP", "profile steps START to STOP - 1 for TensorBoard", type=step_range, default="")
 COST = (
-    option("--mfu", "assumed model-FLOPs utilization", type=number(float, above=0, at_most=1), default=DEFAULT_MFU),
-    option("--price_per_chip_hour", "price in any currency", type=number(float, at_least=0, below=1e9)),
+    option(
+        "--mfu",
+        "model-FLOPs utilization assumed for the step time, in (0, 1]",
+        type=number(float, above=0, at_most=1),
+        default=DEFAULT_MFU,
+    ),
+    option(
+        "--price_per_chip_hour",
+        "price of a chip-hour in any currency, to print the cost",
+        type=number(float, at_least=0, below=1e9),
+    ),
 )

@@ -59,7 +59,10 @@ def evaluate(args: argparse.Namespace) -> None:
     count("--seq_len", "maximum tokens per row (default: as in training, or the model's maximum)"),
     flag("--json", "print one JSON object per text"),
     flag("--logits", "add logits to the output"),
-    option("--output DIR", "folder for predictions of the task's data: official format and .jsonl; replaces files"),
+    option(
+        "--output DIR",
+        "folder for predictions of the task's data, in the official format and as .jsonl; existing files are replaced",
+    ),
     option("--split", f"{_TASK_SPLIT} (default: test)"),
     option("--columns NAME,NAME", "columns of the task's data to copy to the .jsonl files"),
 )
@@ -115,7 +118,12 @@ def _predict_texts(args: argparse.Namespace) -> None:
 @command(
     "bertjax ensemble --checkpoint runs/squad1 --checkpoint runs/squad2 --output runs/ensemble",
     CONFIG,
-    option("--checkpoint CKPT", "fine-tuned checkpoint; may be repeated", required=True, action="append"),
+    option(
+        "--checkpoint CKPT",
+        "fine-tuned checkpoint; repeat the option for each checkpoint",
+        required=True,
+        action="append",
+    ),
     option("--split", _TASK_SPLIT, default="dev"),
     option("--output DIR", "folder for predictions and results.json", required=True),
 )

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
     "bertjax reproduce --config tables/table5:scale=small,corpus=runs/corpus,glue=glue_data "
     "--results runs/tables --plan",
     option("--config NAME[:ARGS]", "table and its arguments, such as tables/table5:scale=small", required=True),
-    option("--results DIR", "folder for all runs; tables share equal runs", required=True),
+    option("--results DIR", "folder for all runs; a run that several tables share is trained once", required=True),
     flag("--plan", "print the runs and their estimated time, then exit"),
     option("--topology GENERATION:SIZE", TOPOLOGY_HELP),
     *(*COST, DISTRIBUTED),
@@ -63,7 +63,12 @@ def _topology_line(plan: Any, args: argparse.Namespace) -> str:
 @command(
     "bertjax table 5 --results runs/tables",
     option("number", "table to print: 1 to 8, figure3, figure5, modern or the name of a custom table", nargs="+"),
-    option("--results DIR", "folder of `reproduce` or file of --keep; may be repeated", action="append", required=True),
+    option(
+        "--results DIR",
+        "folder of `bertjax reproduce` or file of --keep; repeat for several, which are searched in order",
+        action="append",
+        required=True,
+    ),
     flag("--markdown", "print Markdown instead of aligned columns"),
     option("--plot FILE", "plot figure5 to this PNG file"),
     option("--keep FILE", "write the results of these tables to one JSON file"),

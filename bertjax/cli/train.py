@@ -18,7 +18,13 @@ logger = logging.getLogger(__name__)
     DISTRIBUTED,
     PROFILE,
     flag("--keep_optimizer", "start pre-training with the optimizer state of --init_from, at step 0 of the schedule"),
-    option("--tracker", "metric tracker; may be repeated", action="append", default=[], choices=("wandb", "trackio")),
+    option(
+        "--tracker",
+        "experiment tracker for metrics; repeat for both",
+        action="append",
+        default=[],
+        choices=("wandb", "trackio"),
+    ),
 )
 def train(args: argparse.Namespace) -> None:
     """Trains a model, or resumes training from the last checkpoint of the workdir."""
@@ -64,7 +70,8 @@ def train(args: argparse.Namespace) -> None:
     count("--seeds", "number of seeds per setting; each seed is one trial", default=1),
     option(
         "--grid FIELD=VALUE,VALUE",
-        "values of a config field; repeat for all combinations (default: the experiment's `sweep` or argument `grid`)",
+        "values of a config field; repeat the option to run all combinations (default: the experiment's function "
+        "`sweep` or argument `grid`)",
         action="append",
         default=[],
     ),

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 
 from bertjax.config.optimizer import SCHEDULES
-from bertjax.model.config import AUTO, LSTM, Architecture, ModelConfig
+from bertjax.model.config import ABSOLUTE, AUTO, LSTM, Architecture, ModelConfig
 from bertjax.model.partitioning import resolve_auto
 from bertjax.tasks.task import Task
 from bertjax.training.cost import cost_before
@@ -20,7 +20,31 @@ from bertjax.training.sharding import list_devices
 # Architecture fields that `_describe_model` does not list as options, because the description prints them elsewhere.
 _SIZES = {
     *("encoder", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
-    "pad_vocab_to_multiple_of",
+    *("pad_vocab_to_multiple_of", "local_attention", "global_attn_every_n_layers"),
+    *("global_rope_theta", "local_rope_theta"),
+}
+# Descriptions of architecture fields that differ from BERT's; {} is the field's value.
+_WORDS = {
+    "model_type": "family {}",
+    "embedding_size": "embeddings of width {}",
+    "embedding_norm": "no norm of the embeddings",
+    "norm": "norm {}",
+    "norm_bias": "norms without bias",
+    "norm_first": "norms before the sub-layers",
+    "first_attention_norm": "no norm before the first attention",
+    "position_embedding_type": "{} positions",
+    "num_key_value_heads": "{} key-value heads",
+    "attention_bias": "attention without biases",
+    "mlp_bias": "feed-forward without biases",
+    "gated_mlp": "gated feed-forward",
+    "lm_head": "{} language-model head",
+    "tie_word_embeddings": "untied decoder",
+    "decoder_bias": "decoder without bias",
+    "head_bias": "head without bias",
+    "pooler_act": "pooler with {}",
+    "pooler_norm": "norm after the pooler",
+    "token_pooler": "pooler before token-level outputs",
+    "classifier_pooling": "pooling {}",
 }
 
 
@@ -78,10 +102,16 @@ def _describe_model(model: ModelConfig) -> str:
         f"feed-forward {model.intermediate_size}"
     )
     dtype = f"{resolve_auto(model).dtype} ({AUTO})" if model.dtype == AUTO else model.dtype
-    fields = {name: default for name, default in vars(Architecture()).items() if name not in _SIZES}
-    options = [f"{name}={getattr(model, name)}" for name, default in fields.items() if getattr(model, name) != default]
+    defaults = vars(Architecture())
+    changed = {name: getattr(model, name) for name in defaults if getattr(model, name) != defaults[name]}
+    options = [_WORDS.get(name, f"{name} {{}}").format(value) for name, value in changed.items() if name not in _SIZES]
     if model.local_attention:
-        options.append(f"local attention in {sum(model.is_local_layer)} of {layers} layers")
+        num_local = sum(model.is_local_layer)
+        options.append(f"local attention in a window of {model.local_attention} in {num_local} of {layers} layers")
+    if not model.local_attention and model.position_embedding_type != ABSOLUTE:
+        options.append(f"theta {model.global_rope_theta:,.0f}")
+    elif model.local_attention:
+        options.append(f"theta {model.global_rope_theta:,.0f}, in local layers {model.local_rope_theta:,.0f}")
     return ", ".join([shape, f"dtype {dtype}", *options])
 
 
