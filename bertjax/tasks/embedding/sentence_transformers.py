@@ -137,8 +137,7 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
     if first != "Transformer":
         raise UsageError(f"{folder / MODULES} starts with the module {first}; bertjax supports only Transformer")
     file, config = _transformer_config(transformer)
-    for name in filter(config.get, _ARGUMENTS):
-        config[name] = {key: value for key, value in config[name].items() if key not in _IGNORED_ARGUMENTS}
+    config |= {name: _without_ignored(config[name]) for name in _ARGUMENTS if config.get(name)}
     arguments = config.pop("processor_kwargs", None) or config.pop("tokenizer_args", None) or {}
     limits = (arguments.pop("model_max_length", None), config.get("max_seq_length"))
     _check_fields({**config, "processor_kwargs": arguments}, file, ("max_seq_length", "do_lower_case", "unpad_inputs"))
@@ -151,7 +150,11 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
     if (model_type := prompts.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
         raise UsageError(f"{folder / _PROMPTS} has the model_type {model_type!r}; bertjax supports SentenceTransformer")
     texts = {"query": "", "document": "", **{name: text or "" for name, text in (prompts.get("prompts") or {}).items()}}
-    default, truncate_dim = prompts.get("default_prompt_name") or "", prompts.get("truncate_dim") or None
+    if wrong := [text for text in texts.values() if not isinstance(text, str)]:
+        raise UsageError(f"{folder / _PROMPTS} has the prompt {wrong[0]!r}; a prompt must be a string")
+    default, truncate_dim = prompts.get("default_prompt_name") or "", prompts.get("truncate_dim")
+    if not (truncate_dim is None or (isinstance(truncate_dim, int) and truncate_dim > 0)):
+        raise UsageError(f"{folder / _PROMPTS} has truncate_dim={truncate_dim!r}; it must be a positive integer")
     if default and default not in texts:
         raise UsageError(f"{folder / _PROMPTS} has the default_prompt_name {default!r}, but no prompt of this name")
     return SentenceEmbedder(
@@ -164,6 +167,10 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
         truncate_dim,
         prompts.get("similarity_fn_name") or "",
     )
+
+
+def _without_ignored(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name not in _IGNORED_ARGUMENTS}
 
 
 def _transformer_config(folder: AnyPath) -> tuple[AnyPath, dict[str, Any]]:
@@ -269,7 +276,10 @@ def _max_seq_len(limits: tuple[Any, ...], folder: AnyPath, max_positions: int) -
     if str(side).lower() != "right":
         raise UsageError(f"the tokenizer of {folder} pads on the {side}, so a vector depends on the other texts")
     default = config.get("model_max_length", config.get("max_len")) or max_positions
-    return int(min(next((limit for limit in limits if limit is not None), default), max_positions))
+    limit = next((limit for limit in limits if limit is not None), default)
+    if limit < 3:
+        raise UsageError(f"{folder} limits texts to {limit} tokens; the limit must be at least 3")
+    return int(min(limit, max_positions))
 
 
 def _check_fields(config: Mapping[str, Any], file: AnyPath, known: tuple[str, ...]) -> None:
