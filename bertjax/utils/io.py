@@ -90,7 +90,10 @@ def reserve_blocks(file: AnyPath) -> None:
     """Reserves the disk blocks of a sparse file. Otherwise, writing to a memory map crashes when the disk is full."""
     if hasattr(os, "posix_fallocate"):
         with open(file, "rb+") as opened:
-            os.posix_fallocate(opened.fileno(), 0, os.path.getsize(file))
+            try:
+                os.posix_fallocate(opened.fileno(), 0, os.path.getsize(file))
+            except OSError as error:  # The error has no file name.
+                raise OSError(error.errno, error.strerror, str(file)) from error
 
 
 @contextlib.contextmanager
@@ -98,6 +101,7 @@ def atomic_file(path: AnyPath) -> Iterator[Path]:
     """Yields a local temporary file that becomes `path` when the block succeeds, and is removed when it fails.
 
     Also removes temporary files that killed processes left for `path`, if these files are at least an hour old.
+
     For a `gs://` path, the file is uploaded, which is atomic: object storage shows only complete objects.
     """
     if is_remote(path):

@@ -8,6 +8,7 @@ import lzma
 import os
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -159,10 +160,10 @@ def test_cr_and_crlf_line_ends_become_lf(block_bytes):
     assert b"".join(io.unix_newlines(blocks)) == expected
 
 
-def test_reserved_blocks_of_a_sparse_file_keep_its_content(tmp_path):
-    with open(tmp_path / "vectors", "wb") as file:
-        file.write(b"1234")
-        file.truncate(1 << 20)
+def test_full_disk_is_an_error_that_names_the_file_of_a_memory_map(tmp_path, monkeypatch):
+    (tmp_path / "vectors").write_bytes(b"1234")
     io.reserve_blocks(tmp_path / "vectors")
-    assert (tmp_path / "vectors").read_bytes() == b"1234".ljust(1 << 20, b"\0")
-    assert os.stat(tmp_path / "vectors").st_blocks * 512 >= 1 << 20
+    assert (tmp_path / "vectors").read_bytes() == b"1234"
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    with pytest.raises(OSError, match="No space left on device.*vectors"):
+        io.reserve_blocks(tmp_path / "vectors")
