@@ -117,6 +117,8 @@ class EmbedData(FinetuningData):
         files = [
             from_config_dict(EmbedSource(), item, f"config.data.sources[{i}]") for i, item in enumerate(self.sources)
         ]
+        if any(not file.file for file in files):
+            raise UsageError("an item of config.data.sources has no file; write {'file': 'pairs.tsv'}")
         if len({file.weight > 0 for file in files}) > 1:
             raise UsageError("only some of config.data.sources have a weight; set one above 0 for each, or for none")
         return files
