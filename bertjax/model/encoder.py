@@ -25,7 +25,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from bertjax.model.attention.dispatch import Attention, select_attention
 from bertjax.model.attention.xla import AttentionMask
-from bertjax.model.config import ABSOLUTE, LSTM, ROTARY, ModelConfig
+from bertjax.model.config import LSTM, ModelConfig
 from bertjax.model.dropout import Dropout, dropout
 from bertjax.model.embeddings import Embeddings
 from bertjax.model.layers import (
@@ -42,6 +42,7 @@ from bertjax.model.layers import (
 )
 from bertjax.model.lstm import LstmReader
 from bertjax.model.partitioning import ACTIVATION_AXES, with_logical_constraint
+from bertjax.model.rotary import rotate, rotations
 
 # Name of the encoder's Flax module.
 ENCODER = "encoder"
@@ -51,7 +52,7 @@ class SharedInputs(NamedTuple):
     """Inputs that all layers share."""
 
     sequence_ids: jax.Array  # [B, L] int32
-    rotations: jax.Array | None  # see the function `rotations`
+    rotations: jax.Array | None  # see `rotary.rotations`
 
 
 class LayerInputs(NamedTuple):
@@ -211,34 +212,6 @@ class SelfAttention(nn.Module):
         axes = ("heads", "head", "embed")
         dense = Dense(config, (config.hidden_size,), axes, use_bias=config.attention_bias, name="output")
         return dense(context)  # contracts H and K
-
-
-def rotations(config: ModelConfig, position_ids: jax.Array) -> jax.Array | None:
-    """Computes cosines and sines of the angles of rotary positions [B, L] (RoFormer, arXiv 2104.09864).
-
-    Returns:
-      float32 [2, 2, B, L, 1, K / 2], cosines and sines for the thetas of global and of local layers. None for learned
-        position embeddings.
-    """
-    if config.position_embedding_type == ABSOLUTE:
-        return None
-    exponents = np.arange(0, config.head_size, 2, dtype=np.float32) / config.head_size
-    frequencies = np.stack([1.0 / theta**exponents for theta in (config.global_rope_theta, config.local_rope_theta)])
-    angles = position_ids[..., None].astype(jnp.float32) * frequencies.astype(np.float32)[:, None, None]
-    return jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1)[..., None, :]
-
-
-def rotate(config: ModelConfig, states: jax.Array, rotations: jax.Array, is_local: jax.Array | None) -> jax.Array:
-    """Rotates queries or keys [B, L, H, K] by the angles of their positions. `is_local` is a bool scalar or None."""
-    cosine, sine = rotations[0 if is_local is None else is_local.astype(jnp.int32)]  # [B, L, 1, K / 2] each
-    if config.position_embedding_type == ROTARY:
-        first, second = jnp.split(states.astype(jnp.float32), 2, axis=-1)
-    else:  # rotary_pairs
-        pairs = states.astype(jnp.float32).reshape(*states.shape[:-1], -1, 2)
-        first, second = pairs[..., 0], pairs[..., 1]
-    rotated = first * cosine - second * sine, second * cosine + first * sine
-    join = jnp.concatenate if config.position_embedding_type == ROTARY else jnp.stack
-    return join(rotated, axis=-1).reshape(states.shape).astype(states.dtype)
 
 
 def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
