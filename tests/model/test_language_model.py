@@ -13,6 +13,7 @@ from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import synthetic_batch
 from bertjax.model import lstm
 from bertjax.model.config import SIDES
+from bertjax.model.encoder import Encoder
 from bertjax.model.models import LanguageModel, SequenceModel, TokenModel
 from bertjax.tasks.objectives import language_model
 
@@ -71,6 +72,19 @@ def test_sequence_model_logits_depend_on_every_token(config):
     for position in range(6):
         changed = BATCH | {"input_ids": np.where(np.arange(8) == position, 11, IDS)}
         assert (apply(params, changed) != logits).any(), position
+
+
+@pytest.mark.ci
+def test_lstm_state_is_reset_between_sequences():
+    ids = np.array([[1, 5, 9, 2, 1, 7, 2, 0]], np.int32)
+    sequence_ids = np.array([[1, 1, 1, 1, 2, 2, 2, 0]], np.int32)
+    encoder = Encoder(LSTMS)
+    params, apply = jax.jit(encoder.init)(jax.random.key(0), ids, 0 * ids, sequence_ids), jax.jit(encoder.apply)
+    packed = apply(params, ids, 0 * ids, sequence_ids)[0][0]
+    for span in (slice(0, 4), slice(4, 7)):
+        row = ids[:, span]
+        states = apply(params, row, 0 * row, np.ones_like(row))[0][0]
+        np.testing.assert_allclose(packed[span], states, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("config", [LEFT, RIGHT, LSTMS])

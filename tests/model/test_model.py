@@ -210,7 +210,6 @@ def test_remat_policies_are_ordered_by_number_of_recomputed_matrix_products(para
             {"position_embedding_type": "rotary", "local_attention": 4, "norm_first": True, "num_hidden_layers": 4},
             marks=pytest.mark.ci,
         ),
-        pytest.param({"encoder": "lstm"}, marks=pytest.mark.ci),
     ],
 )
 def test_hidden_states_of_packed_sequences_equal_those_of_separate_rows(fields):
