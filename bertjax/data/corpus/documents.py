@@ -183,16 +183,17 @@ def _lines(blocks: Iterable[str]) -> Iterator[str]:
     yield rest
 
 
-def grouped(texts: Iterable[Text], min_chars: int) -> Iterator[Iterator[Text]]:
-    """Groups the texts of whole documents. The next document starts a new group if a group has `min_chars` characters.
+def grouped(texts: Iterable[Text], min_chars: int, divide_documents: bool = False) -> Iterator[Iterator[Text]]:
+    """Groups texts. Once a group has `min_chars` characters, the next document starts a new group.
 
-    Read each group before the next one, as with `itertools.groupby`.
+    With `divide_documents`, the next text does, which may continue a document. Read each group before the next one, as
+    with `itertools.groupby`.
     """
     number = chars = 0
 
     def group_of(text: Text) -> int:
         nonlocal number, chars
-        if not text.continues and chars >= min_chars:
+        if chars >= min_chars and (divide_documents or not text.continues):
             number, chars = number + 1, 0
         chars += len(text.text)
         return number

@@ -54,7 +54,7 @@ def sample_training_data(
     sources: Sequence[readers.Source], kind: str, lower_case: bool, pool: Executor
 ) -> Iterator[Counter[str] | list[str]]:
     """Samples the start of each source. Yields `training_data` of each batch of texts, computed in `pool`."""
-    groups = grouped(_sample(sources, _SAMPLE_CHARS[kind]), _BATCH_CHARS)
+    groups = grouped(_sample(sources, _SAMPLE_CHARS[kind]), _BATCH_CHARS, divide_documents=True)
     calls = ((list(texts), kind, lower_case) for texts in groups)
     return ordered_map(pool, training_data, calls, _BATCHES_AHEAD)
 
