@@ -47,6 +47,7 @@ LSTM, ODD = "model.encoder=lstm", "model.hidden_size=15 model.num_attention_head
         ("pretrain.py:", f"{LEFT} data.masking.rate=0.3", "data.masking needs objective=nsp or"),
         ("pretrain.py:", f"{LEFT} {LSTM}", "attention_direction does not apply to encoder=lstm; leave it unset"),
         ("pretrain.py:", f"{LEFT} data.packing=true", "data.packing needs objective=nsp or"),
+        ("pretrain.py:", f"{LEFT} phases=({{'mask_rate':0.3}},)", "mask_rate in config.phases has no effect"),
         ("pretrain.py:", f"data.objective=lm {LSTM} {ODD}", "hidden_size is 15; encoder=lstm needs an even number"),
         ("pretrain.py:", "model.encoder=rnn", "model.encoder is 'rnn'; use one of transformer, lstm"),
         ("pretrain.py:", "model.type_vocab_size=1", "type_vocab_size=1 is too small for sentence pairs"),

@@ -113,6 +113,8 @@ class PretrainingConfig(RunConfig):
             self.check_batch(phase.batch_size, phase.seq_len)
             if self.has_model:
                 self.check_rows(phase.seq_len, self.data.packing)
+        if not objective.has_masks and any("mask_rate" in phase for phase in self.phases):
+            raise UsageError(f"mask_rate in config.phases has no effect on objective={self.data.objective}; omit it")
         if not self.has_model:  # The architecture comes from `--init_from` and is unknown here.
             return
         if objective.pairing and model.type_vocab_size < 2:
