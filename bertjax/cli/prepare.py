@@ -48,7 +48,7 @@ _VOCAB_SIZE = 30522
         type=number(float, at_least=0, below=1),
         default=0.01,
     ),
-    count("--workers", "number of processes (default: one per core)"),
+    option("--workers", "number of processes (default: one per core)", type=number(int, at_least=1, at_most=1024)),
     option("--runner", "processes on this machine, or Apache Beam", choices=("local", "beam"), default="local"),
     option(
         "--runner_options NAME=VALUE",

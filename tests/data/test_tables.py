@@ -142,7 +142,7 @@ def test_files_with_mixed_line_ends_are_read(newline, tmp_path):
         *((form, b"\xef\xbb\xbf\r\n", "is empty") for form in ("tsv", "csv", "jsonl")),
         ("txt", "text\tlabel\n", "unknown format"),
         ("tsv", "text\tx\na\t1\n", "no column 'label'; its columns are 'text', 'x';"),
-        ("csv", "text;label\na;1\n", "its columns are 'text;label' .*commas in .csv"),
+        ("csv", "text;label\na;1\n", "its columns are 'text;label';.*commas in .csv"),
         ("tsv", "\ntext\n", "its columns are .none."),
         ("tsv", "text\ttext\tlabel\na\tb\t1\n", "several columns named 'text'"),
         ("tsv", "text\tlabel\na\t1\ntext\tlabel\nb\t0\n", "line 3 repeats the header"),
@@ -152,7 +152,7 @@ def test_files_with_mixed_line_ends_are_read(newline, tmp_path):
         ("tsv", 'label\ttext\n1\t"a\nb"\n0\tc\n', "quoted fields with tabs or line breaks"),
         ("tsv", 'label\ttext\tid\n1\t"a\nb"\t5\n0\tc\t6\n', "quoted fields with tabs or line breaks"),
         ("csv", "id,text,label\n2,a,neg\n1,well, film,pos\n", "line 3 has more fields than the header"),
-        ("csv", "sep=,\ntext,label\na,1\n", "its columns are 'sep=' .*commas in .csv"),
+        ("csv", "sep=,\ntext,label\na,1\n", "its columns are 'sep=';.*commas in .csv"),
         # The quotes of the last field are unbalanced.
         ("tsv", 'text\tlabel\n"a\nb\nc\nd"\t1\n"a"x"\n', "4 of 5 rows of .* have too few fields; use .csv"),
         # R's write.table writes a column of row names that has no name in the header.

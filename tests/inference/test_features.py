@@ -47,7 +47,11 @@ def test_features_in_a_batch_equal_features_of_single_texts(pretrained):
         tokens = slice(*shard["offsets"][index : index + 2])
         ids, segments = shard["input_ids"][None, tokens], shard["segment_ids"][None, tokens]
         _, states = Encoder(model.config).apply(
-            {"params": jax.device_get(model.params["encoder"])}, ids, segments, np.ones_like(ids), collect_layers=True
+            {"params": jax.device_get(model.nested_params["encoder"])},
+            ids,
+            segments,
+            np.ones_like(ids),
+            collect_layers=True,
         )
         np.testing.assert_allclose(shard["hidden_states"][tokens, 0], states[0, 0], atol=2e-6)
         np.testing.assert_allclose(shard["hidden_states"][tokens, 1], states[-1, 0], atol=2e-5)

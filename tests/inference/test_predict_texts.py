@@ -260,7 +260,7 @@ def test_wrong_usage_is_refused(folders, capfd, tmp_path):
     cli.main(["convert", str(folders[TAGS]), str(workdir)])
     (workdir / "output_layer.json").unlink()
     for folder, arguments, message in (
-        (folders[""], "a", "no output layer for texts (model 'pretraining'); fine-tune it"),
+        (folders[""], "a", "no output layer for texts (its model is 'pretraining'); fine-tune it"),
         (workdir, "a", "has no output layer"),
         (folders[SPANS], "who?", "set context to the passage"),
         (folders[CHOICES], "he|||ran", "too few endings: ('he|||ran',)"),

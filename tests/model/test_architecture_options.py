@@ -124,7 +124,7 @@ def test_pooled_states_are_the_inputs_of_the_output_layer(pooling):
     model = SequenceModel(config, 3)
     params = nn.unbox(jax.jit(model.init)(jax.random.key(0), batch)["params"])
     hidden = Encoder(config).apply({"params": params["encoder"]}, ids, 0 * ids, mask)[0]
-    loaded = SimpleNamespace(config=config, params=params)
+    loaded = SimpleNamespace(config=config, nested_params=params)
     pooled = pooler_states(loaded, np.asarray(hidden)[mask > 0], lengths)
     logits = pooled @ params["classifier"]["kernel"] + params["classifier"]["bias"]
     np.testing.assert_allclose(logits, model.apply({"params": params}, batch), atol=TOLERANCE)

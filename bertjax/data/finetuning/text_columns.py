@@ -117,7 +117,8 @@ def text_cell(row: Row, column: str, stats: ReadStats) -> str:
     if not is_list(value):
         return value
     raise UsageError(
-        f"{stats.file} line {row.line}: {column} is a list; write one text per row, or name a column of negatives"
+        f"{stats.file} line {row.line}: {column} is a list; write one text per row (only a third column, of "
+        "negatives, may contain lists)"
     )
 
 
