@@ -279,7 +279,7 @@ def test_wrong_usage_is_refused(folders, capfd, tmp_path):
     assert "a text is empty" in refused(capfd, "predict", f"--checkpoint={folders[CLASSES]}", "")
     model = load_model(folders[CLASSES])
     own = dataclasses.replace(model, description=model.model_description | {"kind": "relations"})
-    with pytest.raises(UsageError, match="model 'relations'.*--output"):
+    with pytest.raises(UsageError, match="model is 'relations'.*--output"):
         predict.check_model(own, "")
 
 
