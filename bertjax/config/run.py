@@ -99,7 +99,9 @@ class RunConfig(Section):
         Raises a UsageError if `model.vocab_size` is set to a different size, or if another model field is unset.
         """
         if self.model.vocab_size not in (None, vocab_size):
-            raise UsageError(f"config.model.vocab_size is not the size of the vocabulary, {vocab_size}; unset it")
+            raise UsageError(
+                f"config.model.vocab_size={self.model.vocab_size}, but the vocabulary has {vocab_size}; unset it"
+            )
         model = dataclasses.replace(self.model, vocab_size=vocab_size)
         if model.unset:
             raise UsageError(f"no initial checkpoint; use --init_from or size=base (unset: {listed(model.unset, 3)})")

@@ -47,7 +47,9 @@ def ensemble(
         task = first if number == 1 else build_prediction_task(read_config(checkpoint))
         compared = _compared(task)
         if changed := [name for name, value in _compared(first).items() if value != compared[name]]:
-            raise UsageError(f"{checkpoint} differs from the first member in {', '.join(changed)}; use equal members")
+            raise UsageError(
+                f"{checkpoint} differs from the first member in {', '.join(changed)}; use the same for all"
+            )
         outputs = evaluate_batches(task, *load_for_task(task, checkpoint))[1]
         members.append({"fingerprint": fingerprint, **_metrics(task, outputs)})
         mean = _update_mean(mean, outputs, number) if mean else outputs

@@ -85,7 +85,7 @@ def test_incompatible_ensemble_members_are_an_error(cola, glue, letters, tmp_pat
     assert f"{tmp_path}/copy is a workdir" in refused(capfd, *to_workdir)
     train(f"glue.py:task=rte,path={glue}", tmp_path / "rte", letters, steps=1)
     message = refused(capfd, *command, f"--checkpoint={tmp_path}/rte")
-    assert "rte/checkpoints/1 differs from the first member in labels, data; use equal members" in message
+    assert "rte/checkpoints/1 differs from the first member in labels, data; use the same for all" in message
     vocabulary = tmp_path / "vocabulary.txt"
     vocabulary.write_text(letters.read_text() + "##ed\n")
     train(f"glue.py:task=cola,path={glue}", tmp_path / "other", vocabulary, steps=1, data__seq_len=16)
