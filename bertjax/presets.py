@@ -141,7 +141,11 @@ def load_settings(config: str) -> list[Setting]:
     """
     experiment, arguments = run_experiment(config)
     if "sweep" in experiment:
-        return list(experiment["sweep"](arguments))
+        settings = list(experiment["sweep"](arguments))
+        if not settings or not all(isinstance(setting, dict) for setting in settings):
+            advice = "yield dictionaries such as {'optimizer.learning_rate': 1e-4}"
+            raise UsageError(f"sweep() of {config} yields {shortened(settings)}; {advice}")
+        return settings
     args = getattr(experiment.get("get_config"), _PARSER, parse_arguments)(arguments)
     if "grid" not in args:
         raise UsageError(f"{config} defines no settings; use --grid FIELD=VALUE,VALUE, or define sweep(arguments)")

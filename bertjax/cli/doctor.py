@@ -67,7 +67,7 @@ def examine() -> dict[str, Any]:
     from bertjax.utils.io import cache_dir, is_remote
 
     problems = []
-    folders = {"current directory": Path.cwd(), "Hugging Face Hub": Path(HF_HUB_CACHE)}
+    folders = {"current directory": Path(), "Hugging Face Hub": Path(HF_HUB_CACHE)}
     try:
         folders["corpora and features"] = cache_dir()
     except BertjaxError as error:

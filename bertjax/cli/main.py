@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from bertjax.cli import bench, convert, doctor, features, inspect, predict, prepare, reproduce, train
-from bertjax.cli.parser import Command, Parser, Version
+from bertjax.cli.parser import Parser, Version
 from bertjax.errors import INTERRUPTED, BertjaxError, UsageError, first_line, shortened
 from bertjax.utils.devices import skip_missing_tpu, use_huge_pages
 from bertjax.utils.terminal import configure_logging, exit_at_once, show
@@ -19,10 +19,12 @@ from bertjax.utils.terminal import configure_logging, exit_at_once, show
 logger = logging.getLogger(__name__)
 # Commands by name, in the order of the help.
 COMMANDS = {
-    name.replace("bench_", "bench "): command
-    for module in (prepare, inspect, train, reproduce, predict, features, convert, bench, doctor)
-    for name, command in vars(module).items()
-    if isinstance(command, Command)
+    **{"prepare": prepare.prepare, "inspect": inspect.inspect, "describe": inspect.describe},
+    **{"train": train.train, "sweep": train.sweep, "reproduce": reproduce.reproduce, "table": reproduce.table},
+    **{"evaluate": predict.evaluate, "predict": predict.predict, "ensemble": predict.ensemble},
+    **{"submission": predict.submission, "fill_mask": features.fill_mask, "features": features.features},
+    **{"encode": features.encode, "mine": features.mine, "convert": convert.convert, "export": convert.export},
+    **{"plan": inspect.plan, "bench step": bench.bench_step, "bench input": bench.bench_input, "doctor": doctor.doctor},
 }
 _MAX_MESSAGE_CHARACTERS = 2000
 _NO_SPACE = "No space left on device"
@@ -100,7 +102,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     args, overrides = build_parser().parse_known_args(items)
     for item in overrides:
         if not hasattr(args, "overrides") or not item.startswith("--config."):
-            raise UsageError(f"unknown argument {item}; see `{args.prog} --help`")
+            fix = "set config fields with --config.FIELD=VALUE, or " if hasattr(args, "overrides") else ""
+            raise UsageError(f"unknown argument {item}; {fix}see `{args.prog} --help`")
     args.overrides = overrides
     return args
 

@@ -98,6 +98,7 @@ def _predict_texts(args: argparse.Namespace) -> None:
     from bertjax.inference.inputs import read_texts, split_line
     from bertjax.inference.load import load_model
     from bertjax.inference.predict import format_record, predict_texts
+    from bertjax.tasks.records import to_json
 
     _reject(args, ("config", "output", "split", "columns", "overrides"), "to the task's data only")
     if "" in args.texts:
@@ -109,8 +110,8 @@ def _predict_texts(args: argparse.Namespace) -> None:
     records = predict_texts(model, inputs, context=context, seq_len=args.seq_len, logits=args.logits)
     for line, (text, record) in enumerate(zip(texts, records, strict=True), 1):
         if args.json:
-            # `json.dumps` writes ASCII only, which every terminal and locale can print.
-            print(json.dumps({"line": line, "text": text, **record}))
+            # This is ASCII only, which every terminal and locale can print.
+            print(to_json({"line": line, "text": text, **record}))
         else:
             show(format_record(text, record))
 

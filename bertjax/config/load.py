@@ -103,6 +103,8 @@ def apply_overrides(config_dict: ConfigDict, overrides: Sequence[str]) -> Config
     """Applies `--config.FIELD=VALUE` flags to a config in place. Repeated flags for a list field extend the list."""
     lists: set[str] = set()
     for item in overrides:
+        if not item.startswith("--config."):
+            raise UsageError(f"unexpected override {item!r}; write --config.FIELD=VALUE")
         path = item.removeprefix("--config.").partition("=")[0]
         if path == "task":
             raise UsageError(f"{item} cannot be overridden; set --config to an experiment of that task")

@@ -67,7 +67,8 @@ class OptimizerConfig(Section):
         if self.decay_steps >= 0 and self.schedule != "warmup_stable_decay":
             raise UsageError("config.optimizer.decay_steps needs config.optimizer.schedule=warmup_stable_decay")
         if "" in self.freeze or "encoder/layers" in self.freeze:
-            raise UsageError(f"config.optimizer.freeze={self.freeze}; use a path such as encoder, or freeze_layers")
+            problem = f"config.optimizer.freeze={self.freeze} contains an empty path or encoder/layers"
+            raise UsageError(f"{problem}; use paths such as encoder, and config.optimizer.freeze_layers for layers")
         if "encoder" in self.freeze and (self.head_steps or self.freeze_layers):
             raise UsageError("config.optimizer.freeze contains encoder; unset head_steps and freeze_layers")
 

@@ -104,7 +104,8 @@ class RunConfig(Section):
             )
         model = dataclasses.replace(self.model, vocab_size=vocab_size)
         if model.unset:
-            raise UsageError(f"no initial checkpoint; use --init_from or size=base (unset: {listed(model.unset, 3)})")
+            fix = "use --init_from CKPT or --config NAME:size=base"
+            raise UsageError(f"no initial checkpoint; {fix} (unset fields of config.model: {listed(model.unset, 3)})")
         multiple, default = model.pad_vocab_to_multiple_of, ModelConfig.pad_vocab_to_multiple_of
         if default < multiple < vocab_size < 2 * multiple:
             # This multiple is the row count of a published token table, which is too small for the added pieces.

@@ -39,15 +39,19 @@ def bert_encoder(prefix: str) -> tuple[tuple[str, str], ...]:
     return tuple((f"{ENCODER}/{path}", f"{prefix}{name}") for path, name in names.items())
 
 
-def bert_classes(name: str, base: tuple[str, ...], *layers: str) -> dict[str, ModelClass]:
-    """Returns the classes of BERT-like families. `layers`: `output_layer` and `pooler` for sequence classification."""
+def bert_classes(
+    name: str, base: tuple[str, ...], output_layer: str = "classifier", pooler: str = ""
+) -> dict[str, ModelClass]:
+    """Returns the model classes of BERT-like families. `output_layer` and `pooler` are for sequence classification."""
     return {
         f"{name}ForMaskedLM": ModelClass((MASKED_LM,)),
         f"{name}Model": ModelClass(base),
         f"{name}ForQuestionAnswering": ModelClass((CLASSIFIER,), (SPANS,), "qa_outputs"),
         f"{name}ForTokenClassification": ModelClass((CLASSIFIER,), (TAGS,)),
         f"{name}ForMultipleChoice": ModelClass((POOLER, CLASSIFIER), (CHOICES,)),
-        f"{name}ForSequenceClassification": ModelClass((POOLER, CLASSIFIER), (CLASSES, MULTILABEL), *layers),
+        f"{name}ForSequenceClassification": ModelClass(
+            (POOLER, CLASSIFIER), (CLASSES, MULTILABEL), output_layer, pooler
+        ),
     }
 
 

@@ -251,7 +251,8 @@ def _use_cpu() -> None:
 def _origin_of(path: str, folder: str = "") -> dict[str, Any]:
     """Returns the content of `origin.json`, which identifies the source of a conversion.
 
-    For the Hub, `folder` is the folder of the download, whose name is the commit.
+    For a local checkpoint, this is its path, and the name, size and modification time of each file. For the Hub,
+    `folder` is the folder of the download, whose name is the commit.
     """
     if hub.is_hub(path):
         return {"source": f"{hub.PREFIX}{hub.parse(path)[0]}@{Path(folder).name}", "address": path}

@@ -151,8 +151,9 @@ class Family:
             raise UsageError(f"{file} lacks {', '.join(missing)}; add the values that the checkpoint was trained with")
         values = {name: config[field] for name, field in self.fields.items() if config.get(field) is not None}
         activations = {name: value for name, value in values.items() if name.endswith("_act") and name not in fields}
-        if unknown := [value for value in activations.values() if value not in ACTIVATIONS]:
-            raise UsageError(f"{file} has the activation {unknown[0]!r}; use one of {', '.join(ACTIVATIONS)}")
+        if unknown := [name for name, value in activations.items() if value not in [*ACTIVATIONS]]:
+            shown = f"{self.fields[unknown[0]]}={activations[unknown[0]]!r}"
+            raise UsageError(f"{file} has {shown}; use one of {', '.join(ACTIVATIONS)}")
         values |= {name: ACTIVATIONS[value] for name, value in activations.items()}
         try:
             values = {**self.values, **values, **self.read_fields(config), "model_type": self.model_type, **fields}

@@ -43,7 +43,7 @@ _SPECIAL_TOKENS, _ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 TOKENIZER_FILES = (VOCABULARY, BPE_VOCABULARY, BPE_MERGES, CONFIG, TOKENIZER, _SPECIAL_TOKENS, _ADDED_TOKENS, "*.model")
 # Model types whose `tokenizer_class` transformers ignores (`MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS`), because it
 # is wrong in some models, such as mmBERT.
-_GENERIC_MODELS = ("modernbert",)
+_GENERIC, _GENERIC_MODELS = "PreTrainedTokenizer", ("modernbert",)
 # Names of the special tokens in `tokenizer_config.json`, in the order in which transformers adds them.
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
@@ -64,8 +64,9 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     family = FAMILIES.get(model.get("model_type") or "bert")
     class_name = config.get("tokenizer_class")
     if class_name is None:
-        class_name = model.get("tokenizer_class") or (family.tokenizer_class if family else "")
-    tokenizer_class = "" if model.get("model_type") in _GENERIC_MODELS else str(class_name).removesuffix("Fast")
+        class_name = model.get("tokenizer_class") or (family.tokenizer_class if family else _GENERIC)
+    is_generic = model.get("model_type") in _GENERIC_MODELS
+    tokenizer_class = _GENERIC if is_generic else str(class_name).removesuffix("Fast")
     model_type = MODEL_TYPES.get(tokenizer_class, "")
     is_bert = model_type == BERT
     has_vocabulary = bool(tokenizer) or (model_type == BYTE_LEVEL and (folder / BPE_MERGES).is_file())
@@ -115,7 +116,7 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
         raise
     except Exception as error:  # The package `tokenizers` raises `Exception` for all errors.
         raise UsageError(
-            f"cannot build the tokenizer of {folder}: {first_line(error)}; correct its {TOKENIZER} and {CONFIG}"
+            f"cannot build the tokenizer of {folder}: {first_line(error)}; correct its tokenizer files"
         ) from error
     vocabulary = _standard_vocabulary(engine, folder, special_ids) if separators == (1, 1) else None
     if vocabulary is None:

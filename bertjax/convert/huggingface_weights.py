@@ -56,8 +56,10 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     index = folder / INDEX
-    if not index.is_file():
+    if not index.is_file() and any(folder.glob("*.bin")):
         raise missing_weights(str(folder), f"{folder}-safetensors")
+    if not index.is_file():
+        raise UsageError(f"{folder} contains no {WEIGHTS}; save the model with save_pretrained of transformers")
     with naming(index):
         files = sorted({*read_object(index)["weight_map"].values()})
         # Do not open files outside of the folder.

@@ -59,7 +59,7 @@ WORKDIR_FILES = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class PortableCheckpoint:
     """Checkpoint in memory, independent of its format.
 

@@ -67,7 +67,8 @@ def step_communication(
         ("gradients", "reduce-scatter", "fsdp", ring["fsdp"] * gathered * micro_batches, False),
         ("activations", "all-reduce", "tensor", 2 * ring["tensor"] * outputs, False),
     ]
-    return [dict(zip(fields, exchange, strict=True)) for exchange in exchanges if exchange[3]]
+    rows = [dict(zip(fields, exchange, strict=True)) for exchange in exchanges]
+    return [row for row in rows if row["sent_bytes"]]
 
 
 def plan_run(task: Task, topology: str, slices: int, mfu: float, price_per_chip_hour: float | None) -> dict[str, Any]:

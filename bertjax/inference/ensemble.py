@@ -33,6 +33,8 @@ def ensemble(
     passage. Models may differ in size. `read_config` returns the prediction config of a checkpoint. In the result,
     `members` contains the fingerprint and metrics of each model. Without labels, there are no metrics.
     """
+    if len(checkpoints) < 2:
+        raise UsageError("an ensemble needs several checkpoints; repeat --checkpoint")
     if (Path(folder) / CONFIG).exists():
         raise UsageError(f"{folder} is a workdir, and its {RESULTS} would be overwritten; choose another --output")
     fingerprints = [saved_fingerprint(checkpoint) for checkpoint in checkpoints]
@@ -48,7 +50,7 @@ def ensemble(
         compared = _compared(task)
         if changed := [name for name, value in _compared(first).items() if value != compared[name]]:
             raise UsageError(
-                f"{checkpoint} differs from the first member in {', '.join(changed)}; use the same for all"
+                f"{checkpoint} differs from the first member in {', '.join(changed)}; set the same for all"
             )
         outputs = evaluate_batches(task, *load_for_task(task, checkpoint))[1]
         members.append({"fingerprint": fingerprint, **_metrics(task, outputs)})

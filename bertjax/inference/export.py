@@ -102,7 +102,8 @@ def export(source: str, destination: str, overwrite: bool = False) -> None:
             difference = np.maximum(difference, new_difference)
             bar.update()
         if not difference <= TOLERANCE:  # `not <=` is true for NaN
-            raise BertjaxError(f"{target.name} would differ from bertjax by {difference:.1e}; use the other format")
+            problem = f"{target.name} is not written: it would differ from bertjax by {difference:.1e}"
+            raise BertjaxError(f"{problem}, more than {TOLERANCE:.0e}; use the other format")
         write_atomic(tokenizer_file, engine.to_str())
     logger.info(f"{', '.join(names)}: differs from bertjax by at most {difference:.1e}")
 

@@ -93,14 +93,14 @@ class FeatureExtractor:
 
     def _next_rows(
         self, texts: Iterator[str], max_tokens: int, truncation: TruncationCount
-    ) -> Iterator[tuple[str, dict[str, list[int]]]]:
+    ) -> Iterator[tuple[str, dict[str, list[Any]]]]:
         num_tokens = 0
         while num_tokens < max_tokens and (text := next(texts, None)) is not None:
             row = self._encode(text, truncation)
             num_tokens += len(row["input_ids"])
             yield text, row
 
-    def _encode(self, text: str, truncation: TruncationCount) -> dict[str, list[int]]:
+    def _encode(self, text: str, truncation: TruncationCount) -> dict[str, list[Any]]:
         parts, vocabulary = text.split(PAIR_SEPARATOR, 1), self.model.vocabulary
         encoded = [self.model.tokenizer.encode_with_offsets(part) for part in parts]
         row: dict[str, list[Any]] = encode_row([ids for ids, _ in encoded], vocabulary, truncation)

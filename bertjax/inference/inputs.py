@@ -111,7 +111,8 @@ def read_texts(texts: Iterable[str], path: str | None) -> Iterator[str]:
         return iter(texts)
     name = "standard input" if path == STDIN else path
     if (form := Path(path).suffix.removeprefix(".").lower()) in (*FORMATS, "json"):
-        raise UsageError(f"{path} is a {form} table, not one text per line; write its texts to a .txt file")
+        fix = "write its texts to a .txt file, or use --output DIR and --config.data.test_file=FILE"
+        raise UsageError(f"{path} is a {form} table, not one text per line; {fix}")
     try:
         file: Any = sys.stdin.buffer if path == STDIN else Path(path).expanduser().open("rb")
         first_block = file.read1(_READ_BYTES)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -186,10 +185,11 @@ def predict_texts(
     default = model.defaults.seq_len if seq_len is None else 0
     truncation = TruncationCount(min(default or row_len, row_len))
     predictor = TextPredictor(model, context, truncation)
+    logit_fields = squad_spans.LOGIT_FIELDS if model.output_kind == SPANS else records.LOGIT_FIELDS
     remaining = iter(inputs)
     while chunk := list(itertools.islice(remaining, _CHUNK_TEXTS)):
-        chunk_records = PREDICTORS[model.output_kind](predictor, chunk)
-        yield from chunk_records if logits else map(records.without_logits, chunk_records)
+        for record in PREDICTORS[model.output_kind](predictor, chunk):
+            yield records.without_fields(record, () if logits else logit_fields)
     truncation.log()
 
 
@@ -225,6 +225,8 @@ def fill_mask(model: LoadedModel, text: str, top: int) -> list[list[tuple[str, f
     if "masked_lm" not in model.nested_params and model.config.has_lm_head_params:
         raise UsageError(f"{model.path} lacks the parameters masked_lm; use a checkpoint with a masked-LM head")
     vocabulary, max_len = model.vocabulary, model.config.max_row_tokens
+    if not 1 <= top <= vocabulary.size:
+        raise UsageError(f"top={top} is out of range; use 1 to {vocabulary.size}")
     mask = vocabulary.pieces[vocabulary.mask_id]
     text_ids = model.tokenizer.encode_with_special(text.replace(_MASK, mask))
     if vocabulary.mask_id not in text_ids:
@@ -281,11 +283,9 @@ def write_outputs(
         path = Path(folder) / file_records.file_name
         # `backslashreplace` writes lone surrogates as JSON escapes.
         with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
-            made = file_records.make(outputs)
-            # The scores of embedders are labels.
-            made = made if logits or isinstance(task, EmbedTask) else map(records.without_logits, made)
-            for record in _add_columns(file_records, made, columns):
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            for record in _add_columns(file_records, file_records.make(outputs), columns):
+                written = records.without_fields(record, () if logits else file_records.logit_fields)
+                file.write(records.to_json(written, ensure_ascii=False) + "\n")
         paths.append(path)
     if isinstance(task, EmbedTask):
         for pairs in task.eval_sets:

@@ -73,7 +73,7 @@ class Encoder(nn.Module):
     """
 
     config: ModelConfig
-    tied_embeddings: Embeddings | None = None  # those of `Embeddings.tied_embeddings`
+    tied_embeddings: Embeddings | None = None  # embeddings of which ELECTRA's generator uses the tables
 
     def setup(self) -> None:
         # Create the embeddings in `setup`, so that models can read `token_tables` outside of `__call__`.
@@ -129,6 +129,7 @@ class Encoder(nn.Module):
         # ModernBERT has no norm before the attention of the lowest layer.
         has_norm = None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0
         per_layer, shared = LayerInputs(is_local, has_norm), SharedInputs(sequence_ids, rotations(config, position_ids))
+        # Each layer gets its slice of `per_layer` and of the stacked parameters, its own dropout key, and `shared`.
         x, layers = run_layers(self, TransformerLayer, layer_fields, x, per_layer, shared)
         if config.norm_first:
             x = make_norm(config, "final_norm")(x)

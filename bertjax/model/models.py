@@ -247,14 +247,16 @@ def model_description(model: nn.Module) -> dict[str, Any]:
     """Returns a JSON description of a model. `build_model` accepts descriptions of the models in this file.
 
     Returns:
-      `kind`: name of the module's class in `MODELS`, or the class name if it is not in `MODELS`.
+      `kind`: `KIND` of the module's class, or else the name of its class or base class in `MODELS`, or the class name.
       `num_outputs`, `feature_head` (None if the module has no such field) and other fields except the config.
     """
     options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
     options = {name: value for name, value in options.items() if name not in ("config", "parent", "name")}
     if head := options.get("feature_head"):
         options["feature_head"] = dataclasses.asdict(head)
-    kind = next((kind for kind, known in MODELS.items() if known is type(model)), type(model).__name__)
+    kinds = {known: kind for kind, known in MODELS.items()}
+    known = next((kinds[base] for base in type(model).__mro__ if base in kinds), type(model).__name__)
+    kind = getattr(model, "KIND", known)
     return {"kind": kind, "num_outputs": None, "feature_head": None} | options
 
 

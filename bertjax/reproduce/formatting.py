@@ -43,6 +43,7 @@ class FormattedTable(NamedTuple):
     """Table whose cells are formatted as text.
 
     `columns` contains one text per row, keyed by the column's name and the source of its numbers, `paper` or `ours`.
+    The paper's numbers come before ours of the same name.
     `commands` are the shell commands of the unfinished runs, in order.
     """
 

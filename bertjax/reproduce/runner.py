@@ -165,7 +165,11 @@ def _initial_checkpoint(run: Run, results: str) -> epath.Path | None:
         return None
     if run.init_from.released:
         return find_checkpoint(load_released(run.init_from.released).path)
-    return find_checkpoint(run.init_from.checkpoint(results, run.init_step))
+    checkpoint = run.init_from.checkpoint(results, run.init_step)
+    if run.init_step and not epath.Path(checkpoint).exists():
+        folder = f"{results}/{run.init_from.name}"
+        raise BertjaxError(f"{folder} lacks step {run.init_step:,}; delete or rename the folder to repeat the run")
+    return find_checkpoint(checkpoint)
 
 
 def _execute(run: Run, results: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ Record = dict[str, Any]
 RECORDS_FILE = "predictions.jsonl"
 # Fields of a record. Input columns with these names cannot be copied to the records.
 FIELDS = ("line", "prediction", "probabilities", "logits", "words")
+LOGIT_FIELDS = ("logits",)
 _DIGITS = 6
 
 
@@ -27,12 +29,14 @@ class PredictionRecords:
       make: function that converts the outputs of all evaluation batches to one record per example, in input order.
       lines: line number of each example in the input file, ascending (default: (), no line numbers).
       read_columns: function that reads columns of the input file by name (default: None, the file has no columns).
+      logit_fields: fields that are written only with `--logits`.
     """
 
     file_name: str
     make: Callable[[list[dict[str, np.ndarray]]], Iterable[Record]]
     lines: Sequence[int] = ()
     read_columns: Callable[[Sequence[str]], Iterator[Row]] | None = None
+    logit_fields: Sequence[str] = LOGIT_FIELDS
 
 
 def class_record(labels: Sequence[str], logits: np.ndarray) -> Record:
@@ -86,13 +90,22 @@ def round_digits(value: float | np.ndarray) -> float:
 
 
 def _record(prediction: Any, labels: Sequence[str], probabilities: np.ndarray, logits: np.ndarray) -> Record:
-    record: Record = {"prediction": prediction}
-    for name, values in (("probabilities", probabilities), ("logits", logits)):
-        numbers = list(map(round_digits, values))
-        record[name] = dict(zip(labels, numbers, strict=True)) if labels else numbers
-    return record
+    def by_label(values: Iterable[Any]) -> dict[str, Any] | list[Any]:
+        return dict(zip(labels, values, strict=True)) if labels else list(values)
+
+    # Do not round the logits, because most records are written without them. `to_json` rounds them.
+    return {
+        "prediction": prediction,
+        "probabilities": by_label(map(round_digits, probabilities)),
+        "logits": by_label(logits),
+    }
 
 
-def without_logits(record: Record) -> Record:
-    """Removes the logits of a prediction or, for question answering, its score."""
-    return {name: value for name, value in record.items() if name not in ("logits", "score")}
+def without_fields(record: Record, names: Sequence[str]) -> Record:
+    """Returns a record without some of its fields."""
+    return {name: value for name, value in record.items() if name not in names}
+
+
+def to_json(record: Record, ensure_ascii: bool = True) -> str:
+    """Formats a record as a line of JSON, with logits rounded like probabilities."""
+    return json.dumps(record, ensure_ascii=ensure_ascii, default=round_digits)

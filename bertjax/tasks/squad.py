@@ -22,7 +22,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.models import TokenModel
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.output_layer import SPANS, OutputLayer
-from bertjax.tasks.finetuning.spans import Answer, answer_record, best_answers, nbest_with_probabilities
+from bertjax.tasks.finetuning.spans import LOGIT_FIELDS, Answer, answer_record, best_answers, nbest_with_probabilities
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.losses import cross_entropy
 from bertjax.tasks.records import RECORDS_FILE, PredictionRecords, Record
@@ -113,7 +113,7 @@ class SquadTask(FinetuningTask):
     missing_data = "no data; set --config.data.path to the folder of SQuAD's train-v1.1.json and dev-v1.1.json"
     default_metric = "f1"
     config: SquadConfig
-    hashed_answers = ()
+    hashed_answers = ()  # not None, so that the data hash of runs without evaluation stays the same
     # Evaluation questions (default: none).
     _questions = Questions()
 
@@ -190,7 +190,7 @@ class SquadTask(FinetuningTask):
             threshold = self._null_threshold(answers)
             return [{"id": id_, **answer_record(answer, threshold)} for id_, answer in answers.items()]
 
-        return [PredictionRecords(RECORDS_FILE, make)]
+        return [PredictionRecords(RECORDS_FILE, make, logit_fields=LOGIT_FIELDS)]
 
     @property
     def _is_v2(self) -> bool:

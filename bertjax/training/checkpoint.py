@@ -223,7 +223,8 @@ def restore_opt_state(checkpoint: epath.Path, abstract: TrainState, optimizer: s
     changes = differences(saved, needed)
     changes += [f"optimizer.name: {name} -> {optimizer}"] if name != optimizer else []
     if changes:
-        raise UsageError(f"{checkpoint} has no optimizer state for this run ({changes[-1]}); omit --keep_optimizer")
+        fix = "use the checkpoint's optimizer, model and vocabulary, or omit --keep_optimizer"
+        raise UsageError(f"{checkpoint} has no optimizer state for this run ({changes[-1]}); {fix}")
     training = _as_items(fields, abstract.eval_field)["training"]
     try:
         return _restore_item(checkpoint, "training", training, metadata)["opt_state"]

@@ -83,6 +83,7 @@ def read_metadata(checkpoint: epath.Path) -> CheckpointMetadata:
         if fields.pop("sha256", None) not in (None, _checksum(fields)):  # Earlier versions wrote no checksum.
             raise ValueError("wrong checksum")
         fields["architecture"] = {**dataclasses.asdict(Architecture()), **fields["architecture"]}
+        _ = fields["fingerprints"]["params"], fields["model"]["kind"]  # required
         return CheckpointMetadata(**fields)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise_unless_damage(error, checkpoint)

@@ -80,7 +80,9 @@ def load_for_task(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
     order = check_output_layer(task, checkpoint)
     saved, needed = read_metadata(checkpoint).model["kind"], model_description(task.objective.model)["kind"]
     if saved != needed and not task.accepts_any_encoder:
-        raise UsageError(f"{checkpoint} contains a model of kind {saved!r}, but the task needs {needed!r}; use another")
+        raise UsageError(
+            f"{checkpoint} contains a model of kind {saved!r}, but the task needs {needed!r}; use one of this task"
+        )
     for note in task.notes:
         logger.info(note)
     params = load_params(checkpoint, abstract_params(task.objective, mesh))

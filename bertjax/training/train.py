@@ -87,7 +87,7 @@ def train(
     step_function(0)  # Raises if the step cannot be built.
     state_shapes = abstract_state(task.objective, optimizer, mesh)
     if keep_optimizer and (task.reinit_params or head_steps):
-        raise UsageError("--keep_optimizer needs a pre-training config without optimizer.head_steps; omit it")
+        raise UsageError("--keep_optimizer needs a pre-training config without head_steps; omit --keep_optimizer")
     if init_from:
         check_vocabulary(task, init_from, task.objective.can_add_pieces)
     for note in (*task.notes, *describe_head_steps(config.optimizer)):

@@ -171,11 +171,13 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
     """
     if not has_checkpoints(workdir):
         return
-    saved, data, results = (read_object(workdir / name, optional=True) for name in (CONFIG, DATA, RESULTS))
+    restore, repeat = "restore it, or choose another --workdir", "remove it, and run the same command again"
+    saved, data = (read_object(workdir / name, optional=True, fix=restore) for name in (CONFIG, DATA))
+    results = read_object(workdir / RESULTS, optional=True, fix=repeat)
     increased: dict[str, Any] = {}
     if not data:
         raise BertjaxError(f"{workdir / DATA} is missing; restore the file, or choose another --workdir")
-    with naming(workdir / RESULTS):
+    with naming(workdir / RESULTS, repeat):
         steps = [int(step.name) for step in (workdir / CHECKPOINTS).glob("*") if step.name.isdecimal()]
         if max(steps, default=0) <= results.get("last_step", -1):  # The run is finished, without later checkpoints.
             # Use epochs and steps of the results, because `config.json` may be from an interrupted continuation.
@@ -185,7 +187,7 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
                 # Ignore steps=0, which means that `epochs` determines the number of steps.
                 increased = {name: config[name] for name, value in finished.items() if 0 < value < config[name]}
     problem = "on other data" if data.get("sha256") != data_hash else ""
-    with naming(workdir / CONFIG):
+    with naming(workdir / CONFIG, restore):
         if saved and (changes := result_differences({**saved, **increased}, config)):
             problem = f"with another config ({changes})"
     if problem:

@@ -292,11 +292,11 @@ def check_free_space(folder: os.PathLike | str, needed_bytes: float, what: str, 
         )
 
 
-def unreadable(path: os.PathLike | str, reason: str) -> UsageError:
-    """Returns the error for a damaged model file. Raises a UsageError if the file is a Git LFS pointer."""
+def unreadable(path: os.PathLike | str, reason: str, fix: str = "copy it again") -> UsageError:
+    """Returns the error for a damaged file. Raises a UsageError if the file is a Git LFS pointer."""
     with contextlib.suppress(OSError), as_path(path).open("rb") as file:
         reject_lfs_pointer(path, file.read(_START_BYTES))
-    return UsageError(f"cannot read {path}: {reason}; copy it again")
+    return UsageError(f"cannot read {path}: {reason}; {fix}")
 
 
 def reject_lfs_pointer(path: os.PathLike | str, data: bytes) -> None:

@@ -10,17 +10,17 @@ from bertjax.utils.io import AnyPath, read_json_object, unreadable, write_atomic
 
 
 @contextlib.contextmanager
-def naming(file: AnyPath) -> Iterator[None]:
+def naming(file: AnyPath, fix: str = "copy it again") -> Iterator[None]:
     """Converts errors in the block, such as a missing key or a wrong type, to a UsageError that names the file."""
     try:
         yield
     except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-        raise unreadable(file, f"{type(error).__name__}: {first_line(error)}") from error
+        raise unreadable(file, f"{type(error).__name__}: {first_line(error)}", fix) from error
 
 
-def read_object(file: AnyPath, optional: bool = False) -> dict[str, Any]:
+def read_object(file: AnyPath, optional: bool = False, fix: str = "copy it again") -> dict[str, Any]:
     """Reads a JSON object. Returns {} if the file is optional and does not exist."""
-    with naming(file):
+    with naming(file, fix):
         return {} if optional and not file.exists() else read_json_object(file)
 
 

@@ -61,8 +61,8 @@ INVALID_VALUES = [
     ("--config.model.hidden_dropout_prob=0.999999", "hidden_dropout_prob is 0.999999; it must be at most 0.9999"),
     ("--config.task=nosuch", "config.task=nosuch cannot be overridden"),
     ("--config.seed", "--config.seed has no value"),
-    ("stray word", "unknown argument stray; see"),
-    ("--config.seed 1 stray", "unknown argument stray; see"),
+    ("stray word", "unknown argument stray; set config fields with --config.FIELD=VALUE, or see"),
+    ("--config.seed 1 stray", "unknown argument stray; set config fields with --config.FIELD=VALUE, or see"),
     ("--flagfile", "unknown argument --flagfile"),
     ("--log_level=loud", "invalid choice: 'loud'"),
 ]
@@ -137,6 +137,8 @@ def test_terminal_control_characters_are_escaped(capfd, corpus, monkeypatch):
         ("return changed(steps=None)", "config.steps is None; .* an integer"),
         ("return None", "needs a function get_config that returns a ConfigDict"),
         ("pass\ndel get_config", "needs a function get_config"),
+        ("return changed()\ndef sweep(arguments):\n    return ['ab']", "yields \\['ab'\\]; yield dictionaries"),
+        ("return changed()\ndef sweep(arguments):\n    return []", "yields \\[\\]; yield dictionaries"),
     ],
 )
 def test_invalid_custom_experiment_is_rejected(capfd, tmp_path, code, message):

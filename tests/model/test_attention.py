@@ -61,6 +61,7 @@ def test_auto_selects_the_first_supported_implementation(attention, dropout, pla
         ("splash", "tpu", {"attention_probs_dropout_prob": 0.1}, "attention_probs_dropout_prob=0.1"),
         ("fused", "cpu", {}, r"fused does not support rows of 513 tokens \(maximum: 512\)"),
         ("flash", "gpu", {"dtype": "float32"}, "dtype=float32"),
+        ("math.pi", "tpu", {}, "float is not a function; use one of"),
         ("nosuch", "tpu", {}, "nosuch cannot be imported: .*; use one of auto, fused, .* or package"),
         ("nosuch.module.function", "tpu", {}, "No module named 'nosuch'; use one of"),
         ("math.nosuch", "tpu", {}, "no attribute 'nosuch'; use one of"),
@@ -77,18 +78,23 @@ def test_unknown_or_unsupported_attention_is_refused(attention, platform, change
         select_attention(config, 513, is_packed)
 
 
-def attend_to_nothing(query, key, value, mask, *, mesh, **options):
+def attend_to_nothing(query, key, value, mask, *, mesh, dropout_rate, dropout_key):
     assert mesh == jax.sharding.get_abstract_mesh() != jax.sharding.AbstractMesh((), ())
-    return 0 * value
+    assert dropout_rate == 0.1
+    return 0 * value if dropout_key is None else value
 
 
 @pytest.mark.ci
-def test_user_function_is_imported_by_path_and_receives_the_mesh():
-    encoder = Encoder(dataclasses.replace(MODEL, attention=f"{__name__}.attend_to_nothing"))
+def test_user_function_is_imported_by_path_and_receives_mesh_and_dropout_key():
+    config = dataclasses.replace(MODEL, attention=f"{__name__}.attend_to_nothing", hidden_dropout_prob=0.0)
+    encoder = Encoder(config)
     with jax.set_mesh(jax.make_mesh((1,), ("data",))):
         params, apply = jax.jit(encoder.init)(jax.random.key(0), IDS, 0 * IDS, ONES), jax.jit(encoder.apply)
         before, after = (apply(params, ids, 0 * IDS, ONES)[0][0] for ids in (IDS, IDS.at[0, 3].set(15)))
+        rngs = {"dropout": jax.random.key(1)}
+        with_dropout, _ = encoder.apply(params, IDS, 0 * IDS, ONES, deterministic=False, rngs=rngs)
     assert np.flatnonzero(np.any(before != after, axis=-1)).tolist() == [3]
+    assert np.any(with_dropout[0] != before)  # Only then, the function returns the values.
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,9 @@ def fine_tune(checkpoint, files, workdir, *arguments):
 
 def assert_cosines(file, bert, **options):
     """Checks the first cosines of a file of prediction records."""
-    for record in map(json.loads, file.read_text().splitlines()[:5]):
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(records) >= 5
+    for record in records[:5]:
         first, second = bert.encode([record["text"], record["second_text"]], **options).pooled
         cosine = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
         assert record["cosine"] == pytest.approx(cosine, abs=1e-5)

@@ -157,7 +157,7 @@ def test_incomplete_submission_is_refused_unless_partial_is_set(cola, capfd, tmp
     assert wnli[0] == "index\tprediction" and wnli[1:-1] == [f"{index}\t0" for index in range(146)]
 
 
-def test_submission_reports_that_it_replaces_the_wnli_predictions(tmp_path, capfd):
+def test_submission_predicts_wnli_by_the_majority_class_unless_own_wnli(tmp_path, capfd):
     for name, count in NUM_TEST_EXAMPLES.items():
         rows = "".join(f"{index}\t1\n" for index in range(count))
         (tmp_path / name).write_text("index\tprediction\n" + rows)

@@ -69,7 +69,14 @@ def test_resume_with_another_config_or_on_another_corpus_is_refused(corpus, trai
 
 
 @pytest.mark.parametrize(
-    "file, content", [("results.json", '{"last_step": 14}'), ("results.json", "{"), ("config.json", "{")]
+    "file, content",
+    [
+        *(("results.json", content) for content in ('{"last_step": 14}', "{")),
+        *(
+            ("config.json", content)
+            for content in ("{", '{"task": 1, "data": {}, "model": {}, "long_phase": {"share": 1}}')
+        ),
+    ],
 )
 def test_damaged_json_file_is_an_error_that_names_it(corpus, trained, tmp_path, file, content):
     run = shutil.copytree(trained, tmp_path / "run")

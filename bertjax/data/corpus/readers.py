@@ -194,8 +194,7 @@ def _read_texts(source: Source) -> Iterator[Text]:
 
 def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int], object]) -> Iterator[str]:
     """Yields the decoded text of a file in blocks of about a megabyte."""
-    # Decode invalid bytes as surrogates and count these, because the text itself may contain U+FFFD.
-    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    decoder = codecs.getincrementaldecoder("utf-8")()
     total_bytes = 0
 
     def read_blocks(raw: IO[bytes]) -> Iterator[bytes]:
@@ -222,10 +221,20 @@ def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int]
         with as_path(source.name).open("rb") as raw:
             for block in itertools.chain(unix_newlines(read_blocks(raw)), [b""]):
                 problems["nul_characters"] += block.count(0)
-                text = decoder.decode(block, final=not block)
-                problems["invalid_utf8_bytes"] += sum(map(len, _ESCAPED_BYTES.findall(text)))
-                yield _ESCAPED_BYTES.sub("\ufffd", text)
+                yield _decode(decoder, block, problems)
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         place = f"past byte {total_bytes:,} of the decompressed text"
         raise BertjaxError(f"cannot read {source.name} {place}: {first_line(error)}; repair or omit it") from error
     problems["empty_files"] += total_bytes == 0
+
+
+def _decode(decoder: Any, block: bytes, problems: Counter[str]) -> str:
+    try:
+        return decoder.decode(block, final=not block)
+    except UnicodeDecodeError:
+        # Decode invalid bytes as surrogates and count these, because the text itself may contain U+FFFD.
+        decoder.errors = "surrogateescape"
+        text = decoder.decode(block, final=not block)
+        decoder.errors = "strict"
+        problems["invalid_utf8_bytes"] += sum(map(len, _ESCAPED_BYTES.findall(text)))
+        return _ESCAPED_BYTES.sub("\ufffd", text)

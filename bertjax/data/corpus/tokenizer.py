@@ -14,9 +14,10 @@ from tokenizers import models, normalizers
 
 from bertjax.data.corpus.vocabulary import BYTE_LEVEL_START, CONTINUATION, TOKENIZER_JSON, WORDPIECE, Vocabulary
 from bertjax.errors import UsageError, quoted
+from bertjax.utils.process_pool import available_cores
 
-# Maximum number of cached chunks, about 250 bytes each.
-_CACHE_ENTRIES = 1 << 18
+# Maximum number of cached chunks, about 250 bytes each. `prepare` has a process per core.
+_CACHE_ENTRIES = max(1 << 15, (1 << 20) // available_cores())
 # Do not cache longer chunks, because they rarely occur twice and would fill the memory.
 _MAX_CACHED_CHARS = 32
 
@@ -81,8 +82,11 @@ class BasicTokenizer:
             words = [unicodedata.normalize("NFD", word.lower()) for word in words]
         return " ".join(words).translate(self._punctuation).split()
 
-    def words_with_origins(self, text: str) -> list[tuple[str, list[int]]]:
+    def words_with_origins(self, text: str) -> list[tuple[str, Sequence[int]]]:
         """Returns each of `words(text)` with the indices in `text` of the characters from which its characters come."""
+        if text.isascii() and text.isprintable():
+            matches = _ASCII_WORDS.finditer(text.lower() if self._lower_case else text)
+            return [(match[0], range(*match.span())) for match in matches]
         # Number of characters into which each character is normalized. Its neighbors can change the result, such as a
         # final sigma or the order of combining marks, but not this number.
         lengths = {char: len("".join(self.words(char))) for char in {*text}}
@@ -269,9 +273,9 @@ class Tokenizer:
     def _wordpiece_spans(self, text: str) -> list[tuple[int, int]]:
         spans = []
         for word, origins in BasicTokenizer(self.vocabulary.lower_case).words_with_origins(text):
-            lengths = [len(piece.removeprefix(CONTINUATION)) for piece in self.pieces(self.encode(word))]
-            if sum(lengths) != len(word):
-                lengths = [len(word)]  # A single [UNK] covers the word.
+            ids, lengths = self._chunk_ids[word], [len(word)]  # The only piece of a word, or [UNK], covers the word.
+            if len(ids) > 1:
+                lengths = [len(piece.removeprefix(CONTINUATION)) for piece in self.pieces(ids)]
             for length in lengths:
                 first, end = origins[0], origins[length - 1] + 1
                 while end < len(text) and unicodedata.category(text[end]) == "Mn":

@@ -49,6 +49,7 @@ class RowFormat:
     """Row format of a pre-training objective: sentence pairs, documents, or running text.
 
     Sentence pairs: an epoch is one pass of `pairs.document_pairs`. Pairs are truncated to L - 3 tokens.
+    Training cycles through several independent passes. In packed rows, each pair is truncated and masked on its own.
     Documents: an epoch is one pass of `pairs.document_pieces`, packed like pairs.
     Running text: the rows of an epoch are those of `rows.running_text_lookup`, spans of L - 2 tokens, so that each
     token is in exactly one row. Rows may cross the boundaries of sentences and documents.

@@ -127,7 +127,8 @@ def open_pair_index(
 ) -> PairIndex:
     """Opens the pair index of a split, `train` or `heldout`; builds and stores it if it is missing or damaged.
 
-    `pairing` is a kind of sentence pairs, see `document_pairs`, or "" for pieces of documents, see `document_pieces`.
+    The index has `dupe_factor` independent passes over the split, and rows of at most `pairs_per_row` pairs. `pairing`
+    is a kind of sentence pairs, see `document_pairs`, or "" for pieces of documents, see `document_pieces`.
     The index is stored in the folder `pair_index` of the corpus or, if this fails, in the cache folder of the machine.
     `Corpus.checksums` verifies it in the background. Several processes may build the same index at once.
     """

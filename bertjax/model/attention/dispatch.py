@@ -116,7 +116,10 @@ def _import_function(path: str) -> Any:
 
 def _import_user_function(path: str) -> AttentionFn:
     try:
-        return _import_function(path)
+        function = _import_function(path)
+        if not callable(function):
+            raise TypeError(f"{type(function).__name__} is not a function")
+        return function
     except Exception as error:  # A user's module may raise any exception.
         raise UsageError(
             f"config.model.attention={path} cannot be imported: {type(error).__name__}: {first_line(error)}; use one "

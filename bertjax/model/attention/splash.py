@@ -46,7 +46,8 @@ def splash_attention(
         )
         return jax.vmap(lambda q, k, v, ids: kernel(q, k, v, splash.SegmentIds(ids, ids)))(query, *inputs)
 
-    states, run = ("batch", "heads", None, None), platform_kernel("tpu", functools.partial(functools.partial, attend))
+    states = ("batch", "heads", None, None)
+    run = platform_kernel("tpu", lambda interpret: functools.partial(attend, interpret=interpret))
     on_mesh = shard_over_mesh(run, rows, heads, (states, states, states, ("batch", None)), states)
     # Scale the queries, because the kernel does not scale the logits.
     padded = [jnp.pad(array, (*padding, (0, 0), (0, 0))) for array in (query * size**-0.5, key, value)]

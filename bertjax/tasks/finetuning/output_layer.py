@@ -56,8 +56,10 @@ def saved_labels(path: str, *kinds: str) -> list[str] | None:
     if not path:
         return None
     layer = _read(path, 'use a file such as {"labels": ["neg", "pos"]}', kind=kinds[0])
-    if not layer.labels or len({*layer.labels}) < len(layer.labels):
-        raise UsageError(f"{path} has no labels, or a label more than once; write each once, or set kind=number")
+    if not layer.labels:
+        raise UsageError(f"{path} has no labels; write them, or set kind=number for a regression")
+    if len({*layer.labels}) < len(layer.labels):
+        raise UsageError(f"{path} has a label more than once; write each label once")
     if layer.kind not in kinds:
         raise UsageError(
             f"the output layer {path} is for {layer.kind}, but the task is for {kinds[0]}; use a checkpoint that was "

@@ -9,6 +9,8 @@ from bertjax.data.finetuning.questions import Question
 from bertjax.data.finetuning.windows import Window
 from bertjax.tasks.records import Record, round_digits, softmax
 
+# Fields of a record that are written only with `--logits`.
+LOGIT_FIELDS = ("score",)
 # `null_odds` of a question without candidate spans: larger than any difference of scores and, unlike inf, valid JSON.
 _ODDS_WITHOUT_SPAN = 1e9
 

@@ -47,7 +47,8 @@ class TagObjective(LabelObjective):
       outputs_logits: whether evaluation outputs contain the logits of all tags instead of the predicted tags.
     """
 
-    metrics = (loss_metric("cross_entropy"), Metric("word_accuracy"))
+    accuracy = "word_accuracy"
+    metrics = (loss_metric("cross_entropy"), Metric(accuracy))
     label_spec = TOKEN_LABELS
     outputs_logits: bool = False
 

@@ -114,6 +114,8 @@ class FinetuningTask(Task):
 
     def _objective_with_feature_head(self, vocab_size: int) -> Objective:
         objective, head = self.make_objective(self.config.model_config(vocab_size)), self.config.feature_head
+        if head.is_used and not hasattr(objective.model, "feature_head"):
+            raise UsageError(f"the task {self.config.task} has no feature head; leave config.feature_head unset")
         model = objective.model.clone(feature_head=head) if head.is_used else objective.model
         return dataclasses.replace(objective, model=model)
 

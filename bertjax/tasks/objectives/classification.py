@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -71,9 +71,10 @@ class LabelObjective(Objective):
     Attributes:
       weighting: class weights and label smoothing.
       sequences: specifications of the batch arrays that contain the encoded sequences.
+      accuracy: name of the metric of correct classes ("": none).
     """
 
-    # The loss and, for classes, the accuracy.
+    accuracy: ClassVar[str] = "accuracy"
     metrics = (loss_metric("cross_entropy"), Metric("accuracy"))
     label_spec = ArraySpec("labels", (), num_values="classes")
     weighting: ClassWeighting = UNWEIGHTED
@@ -102,12 +103,12 @@ class LabelObjective(Objective):
         labels, mask = self._labels_and_mask(batch)
         losses = self.losses(logits, labels, weighting.smoothing)
         sums = {self.metrics[0].name: weighted_sum(losses, weighting.label_weights(labels, mask))}
-        for accuracy in self.metrics[1:]:
-            sums[accuracy.name] = weighted_sum(jnp.argmax(logits, axis=-1) == labels, mask)
+        if self.accuracy:  # of logits [..., C] for labels [...]
+            sums[self.accuracy] = weighted_sum(jnp.argmax(logits, axis=-1) == labels, mask)
         return sums, {"example": batch["example"], "logits": logits}
 
     def _labels_and_mask(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """Returns the labels, and their weights in float32. Both are 0 for unknown labels."""
+        """Returns the labels and their weights, float32 with the shape of the labels. Both are 0 for unknown labels."""
         labels, weights = batch[self.label_spec.name], batch["weights"]
         if jnp.issubdtype(labels.dtype, jnp.floating):
             known, labels = jnp.isfinite(labels), jnp.nan_to_num(labels)
@@ -125,6 +126,7 @@ class MultiLabel(LabelObjective):
     The loss is the mean sigmoid cross-entropy over examples and labels, like PyTorch's `BCEWithLogitsLoss`.
     """
 
+    accuracy = ""
     metrics = (loss_metric("binary_cross_entropy"),)
     label_spec = ArraySpec("labels", ("labels",), num_values="two")
 
@@ -136,6 +138,7 @@ class MultiLabel(LabelObjective):
 class Regression(LabelObjective):
     """Objective that predicts one number per example. Batches have `labels` float32 [B], NaN if unknown."""
 
+    accuracy = ""
     metrics = (loss_metric("squared_error"),)
     label_spec = ArraySpec("labels", (), "float32")
 

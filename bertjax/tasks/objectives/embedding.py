@@ -78,10 +78,8 @@ class Embedding(Objective):
         arrays: dict[str, Any] = {name: batch[name] for name in EmbeddedBatch._fields if name in batch}
         if self.num_classes:
             arrays["class_logits"] = self._class_logits(params, examples)
-        queries, documents, loss = examples[:, 0], examples[:, 1:], 0.0
-        for dim in self.dims or (vectors.shape[-1],):
-            embedded = EmbeddedBatch(queries[:, :dim], documents[..., :dim], **arrays)
-            loss += LOSSES[self.loss].function(embedded, self.options)
+        embedded, function = EmbeddedBatch(examples[:, 0], examples[:, 1:], **arrays), LOSSES[self.loss].function
+        loss = sum(function(embedded.truncate(dim), self.options) for dim in self.dims or (vectors.shape[-1],))
         weight = self.denominators(batch)[self.loss]
         return {self.loss: jnp.stack([loss * weight, weight])}, {}
 

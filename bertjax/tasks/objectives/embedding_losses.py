@@ -44,6 +44,10 @@ class EmbeddedBatch(NamedTuple):
     class_logits: jax.Array | None = None
     guide: jax.Array | None = None
 
+    def truncate(self, width: int) -> "EmbeddedBatch":
+        """Returns the batch with the first `width` components of its vectors. Does not truncate guide vectors."""
+        return self._replace(queries=self.queries[:, :width], documents=self.documents[..., :width])
+
 
 @dataclasses.dataclass(frozen=True)
 class LossOptions(Section):

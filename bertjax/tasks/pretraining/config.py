@@ -86,9 +86,8 @@ class PretrainingData(Section):
         for option in dict.fromkeys(itertools.chain(*options.values())):
             users = [name for name in options if option in options[name]]
             if self.objective not in users and getattr(self, option) != getattr(PretrainingData, option):
-                raise UsageError(
-                    f"config.data.{option} needs objective={' or '.join(users)}; objective={self.objective} ignores it"
-                )
+                problem = f"config.data.{option} needs objective={' or '.join(users)}"
+                raise UsageError(f"{problem}; objective={self.objective} ignores it, so leave {option} unset")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +112,7 @@ class PretrainingConfig(RunConfig):
             self.check_batch(phase.batch_size, phase.seq_len)
             if self.has_model:
                 self.check_rows(phase.seq_len, self.data.packing)
-        if not objective.has_masks and any("mask_rate" in phase for phase in self.phases):
+        if not objective.has_masks and any(phase.masking.rate != Masking.rate for phase in self.resolved_phases):
             raise UsageError(f"mask_rate in config.phases has no effect on objective={self.data.objective}; omit it")
         if not self.has_model:  # The architecture comes from `--init_from` and is unknown here.
             return
@@ -122,12 +121,12 @@ class PretrainingConfig(RunConfig):
                 f"config.model.type_vocab_size={model.type_vocab_size} is too small for sentence pairs; use "
                 "--config.data.objective=none, or a model with two segments"
             )
-        if objective.has_masks and model.encoder == LSTM:
+        if issubclass(objective, MaskedLm) and model.encoder == LSTM:
             raise UsageError(
                 f"masked LM needs context from both sides, which model.encoder={LSTM} does not provide; set "
                 "config.data.objective=lm"
             )
-        if not objective.has_masks and model.encoder != LSTM and model.attention_direction == "both":
+        if issubclass(objective, LanguageModeling) and model.encoder != LSTM and model.attention_direction == "both":
             raise UsageError(
                 f"config.data.objective={self.data.objective} would let the model see the tokens that it predicts; set "
                 "model.attention_direction=left or right, or model.encoder=lstm"

@@ -41,7 +41,7 @@ def documents_of(split):
 
 
 def bytes_of(folder):
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def leftovers(tmp_path):
