@@ -306,6 +306,19 @@ def test_build_model_inverts_model_description(model, kind, num_outputs):
     assert build_model(description, SMALL) == model
 
 
+class OwnModel(PretrainingModel):
+    KIND = "own"
+
+
+class LargerModel(PretrainingModel):
+    pass
+
+
+def test_kind_of_a_model_of_ones_own_is_its_attribute_or_that_of_its_base_class():
+    kinds = [model_description(model(tiny_config()))["kind"] for model in (OwnModel, LargerModel)]
+    assert kinds == ["own", "pretraining"]
+
+
 def test_unknown_kind_of_model_is_refused():
     with pytest.raises(UsageError, match="unknown kind of model: 'pairs'; use one of encoder, pretraining"):
         build_model({"kind": "pairs"}, SMALL)
