@@ -102,7 +102,8 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     args, overrides = build_parser().parse_known_args(items)
     for item in overrides:
         if not hasattr(args, "overrides") or not item.startswith("--config."):
-            fix = "set config fields with --config.FIELD=VALUE, or " if hasattr(args, "overrides") else ""
+            is_value = hasattr(args, "overrides") and not item.startswith("-")
+            fix = "set config fields with --config.FIELD=VALUE, or " if is_value else ""
             raise UsageError(f"unknown argument {item}; {fix}see `{args.prog} --help`")
     args.overrides = overrides
     return args

@@ -72,9 +72,13 @@ def watchdog(hang_seconds: float) -> Iterator[Callable[[], None]]:
             seconds = time.monotonic() - last_heartbeat
             if seconds > hang_seconds:
                 faulthandler.dump_traceback(sys.stderr, all_threads=True)
-                process = f"process {jax.process_index()} made no progress for {seconds:,.0f} s (stacks above)"
+                process = f"process {jax.process_index()} made no progress for {seconds:,.0f} s"
                 fix = "run the same command again on every host to resume from the last checkpoint"
-                print(f"bertjax: {process}, more than config.hang_seconds; {fix}", file=sys.stderr, flush=True)
+                print(
+                    f"bertjax: {process}, more than config.hang_seconds (stacks above); {fix}",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 # Exit directly, because an exception would not reach a thread that waits in C++.
                 os._exit(LOST)
 

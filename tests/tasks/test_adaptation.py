@@ -182,7 +182,11 @@ def test_export_leaves_out_the_next_sentence_head_that_adaptation_does_not_train
     [
         (",seq_len=48", True, "exceed the 40 tokens of config.model.max_position_embeddings=40; reduce seq_len"),
         (",seq_len=16", True, "the vocabulary of {pretrained} differs .* with --vocab {pretrained}"),
-        (",seq_len=16", False, "no initial checkpoint; use --init_from or size=base .unset: encoder"),
+        (
+            ",seq_len=16",
+            False,
+            "no initial checkpoint; use --init_from CKPT or .* .unset fields of config.model: encoder",
+        ),
     ],
 )
 def test_unusable_or_missing_initial_checkpoint_is_refused(

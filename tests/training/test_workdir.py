@@ -74,7 +74,7 @@ def test_resume_with_another_config_or_on_another_corpus_is_refused(corpus, trai
         *(("results.json", content) for content in ('{"last_step": 14}', "{")),
         *(
             ("config.json", content)
-            for content in ("{", '{"task": 1, "data": {}, "model": {}, "long_phase": {"share": 1}}')
+            for content in ("{", '{"task": "pretraining", "data": {}, "model": {}, "long_phase": {"share": 1}}')
         ),
     ],
 )

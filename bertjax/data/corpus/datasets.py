@@ -90,7 +90,7 @@ def _text_column(dataset: str, columns: list[str], advice: str) -> str:
     if "text" in columns:
         return "text"
     if len(columns) != 1:
-        raise UsageError(f"{dataset} has {len(columns)} text columns ({listed(columns)}); {advice}")
+        raise UsageError(f"{dataset} has {len(columns)} text columns ({listed(sorted(columns))}); {advice}")
     return columns[0]
 
 

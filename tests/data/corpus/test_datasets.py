@@ -111,7 +111,7 @@ def test_column_and_config_of_a_dataset_can_be_chosen(hub):
         (source,), _ = readers.find_sources([spec])
         assert [document.text for document in readers.read(source, Counter())] == [text]
     for spec, message in (
-        ("hf:org/news/en:train", "has 2 text columns .title, body.; append #COLUMN"),
+        ("hf:org/news/en:train", "has 2 text columns .body, title.; append #COLUMN"),
         ("hf:org/news/en:train#none", "has no text column 'none'; use one of title, body"),
         ("hf:org/news/en:dev", "cannot read split 'dev' of dataset 'org/news/en': "),
         ("hf:org/news/fr:train", "dataset 'org/news/fr'.*Available: .'en', 'de'."),
