@@ -84,7 +84,7 @@ def table(args: argparse.Namespace) -> None:
     if args.plot and "figure5" not in args.number:
         raise UsageError(f"--plot draws figure5, not {' '.join(args.number)}; add figure5, or omit --plot")
     results = load_results(args.results)
-    packaged = {name: f"tables/{'table' * name.isdigit()}{name}" for name in args.number}
+    packaged = {name: f"tables/table{name}" if name.isdigit() else f"tables/{name}" for name in args.number}
     experiments = {name: results.tables.get(name) or experiment for name, experiment in packaged.items()}
     tables = {name: load_table(config) for name, config in experiments.items()}
     for path, (source, _) in zip(args.results, results.sources, strict=True):

@@ -100,7 +100,7 @@ def _format_label(batch: Mapping[str, np.ndarray], place: Any, names: Sequence[s
     elif np.issubdtype(label.dtype, np.floating):
         text = f"{label:g}"
     elif label < 0:
-        text = "(none)"
+        text = "(unknown)" if "labels" in batch else "(none)"
     else:
         text = names[int(label)] if names else f"sequence {label}"
     return _paragraph("label: ", [text])

@@ -73,7 +73,7 @@ ROW = ["6 tokens + 1 padding", "A: [CLS] p13 [SEP]", "B: p17 ##p20 [SEP]"]
     ("arrays", "names", "lines"),
     [
         ({"labels": 1}, ("no", "yes"), [*ROW, "label: yes"]),
-        ({"labels": -1}, ("no", "yes"), [*ROW, "label: (none)"]),
+        ({"labels": -1}, ("no", "yes"), [*ROW, "label: (unknown)"]),
         ({"labels": [1, 0, 1]}, ("a", "b", "c"), [*ROW, "label: a, c"]),
         ({"labels": 2.5}, (), [*ROW, "label: 2.5"]),
         ({"start_positions": 3, "end_positions": 4}, (), [*ROW, "answer: p17 ##p20"]),

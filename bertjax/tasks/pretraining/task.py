@@ -162,8 +162,10 @@ class PretrainingTask(Task):
         return self.objective.baseline(self.corpus, self.eval_batches(SINGLE_SHARD))
 
     def check_data_files(self, wait: bool) -> None:
-        checksums = self.corpus.checksums
-        (checksums.wait if wait else checksums.check)()
+        if wait:
+            self.corpus.checksums.wait()
+        else:
+            self.corpus.checksums.check()
 
     def _make_eval_dataset(self, shard: DataShard) -> Any:
         from bertjax.data.pretraining.batches import eval_dataset
