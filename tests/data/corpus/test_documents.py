@@ -3,12 +3,15 @@
 import random
 from collections import Counter
 
+import pytest
+
 from bertjax.data.corpus.documents import (
     LINES,
     MAX_SENTENCE_CHARS,
     PARAGRAPHS,
     WRAPPED,
     Text,
+    grouped,
     is_wrapped,
     split_sentences,
     with_spaces,
@@ -91,3 +94,10 @@ def test_sentences_of_running_text_have_the_space_before_them():
     )
     assert training_data([Text("One. Two.", PARAGRAPHS)], BPE, False) == ["One.", " Two."]
     assert training_data([Text("One. Two.", PARAGRAPHS)], SENTENCEPIECE, False) == sentences
+
+
+@pytest.mark.parametrize(("divide_documents", "expected"), [(False, ["abc", "d"]), (True, ["ab", "cd"])])
+def test_groups_keep_documents_whole_unless_they_may_be_divided(divide_documents, expected):
+    texts = [Text(char, LINES, continues=char in "bc") for char in "abcd"]
+    groups = grouped(texts, 2, divide_documents)
+    assert ["".join(text.text for text in group) for group in groups] == expected
