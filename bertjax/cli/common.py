@@ -40,7 +40,7 @@ def open_config(args: argparse.Namespace) -> Iterator[Any]:
     if checkpoint:
         # Reject a checkpoint in another format before converting it, because it has no run config.
         if is_hub(checkpoint) or detect_format(checkpoint) != BERTJAX:
-            raise UsageError(f"{checkpoint} has no run config; use --config, such as text, and --init_from")
+            raise UsageError(f"{checkpoint} has no run config; use --config and --init_from instead of --checkpoint")
         yield config_for_checkpoint(args, find_checkpoint(checkpoint))
         return
     if not args.config:
@@ -98,7 +98,7 @@ def open_init_checkpoint(args: argparse.Namespace, keep_converted: bool = False,
     is_missing = "://" not in source and not is_hub(source) and not os.path.exists(os.path.expanduser(source))
     has_copy = folder is not None and folder.exists()
     if is_missing and not has_copy and workdir and has_checkpoints(resolve_checkpoint_path(workdir)):
-        logger.info(f"{source} does not exist; it is not needed to resume {workdir}")
+        logger.info(f"{source} does not exist, but resuming {workdir} does not need it")
         yield None
         return
     with bertjax_checkpoint(source, folder) as path:

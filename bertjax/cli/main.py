@@ -123,8 +123,8 @@ def _run(argv: list[str]) -> None:
     args = parse_args(argv)
     configure_logging(args.log_level)
     if args.log_level != "debug":
-        # Orbax logs warnings in normal operation. After an error, it logs tracebacks of the raised exception and of the
-        # reads that it abandons. Hide all of them.
+        # Orbax logs warnings in normal operation. After an error, it logs tracebacks of the raised exception and of
+        # unfinished reads. Hide all of these lines.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     # Block signals, because an interrupt during the import of JAX's native modules may be lost or crash the process.

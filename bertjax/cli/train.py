@@ -31,26 +31,26 @@ def train(args: argparse.Namespace) -> None:
     from bertjax.convert.huggingface import export_problem
     from bertjax.inference.encode import add_guide_vectors
     from bertjax.tasks.build import build_task
+    from bertjax.training import train as loop
     from bertjax.training.cached_features import add_cached_features
     from bertjax.training.checkpoint_config import fill_unset_fields
     from bertjax.training.multihost import exit_on_host_error
-    from bertjax.training.train import train as run
 
     config = parse_run_config(args)
     if args.keep_optimizer and not args.init_from:
         raise UsageError("--keep_optimizer continues pre-training; use it with --init_from")
-    # Connect the processes first, because `jax.distributed.initialize` must run before other uses of JAX.
+    # Connect the processes before any other use of JAX.
     distributed = join_cluster(args, config.cluster)
-    # In a distributed run, several processes would write the converted checkpoint to the same folder.
+    # The workdir keeps the converted checkpoint, unless several processes would write it.
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
-        config = fill_unset_fields(config, init_from, args.workdir)  # model and data settings of the checkpoint
+        config = fill_unset_fields(config, init_from, args.workdir)  # settings of the checkpoint or the resumed run
         task = build_task(config, train=True)
+        # Add outputs of other models to the training data: features of the frozen encoder, vectors of a guide model.
         add_cached_features(task, init_from)
-        # Some losses of embedders need vectors of a guide model. Call it here: `training` cannot import `inference`.
         add_guide_vectors(task)
         if problem := export_problem(task.objective.model.config):
             logger.info(f"checkpoints of this run cannot be exported: {problem}")
-        result = run(
+        result = loop.train(
             task,
             args.workdir,
             init_from,
@@ -66,7 +66,8 @@ def train(args: argparse.Namespace) -> None:
     "--grid optimizer.learning_rate=1e-4,3e-4 --grid data.batch_size=16,32",
     REQUIRED_CONFIG,
     option("--workdir DIR", "sweep folder; resumed if it exists", required=True),
-    *(INIT_FROM, DISTRIBUTED),
+    INIT_FROM,
+    DISTRIBUTED,
     count("--seeds", "number of seeds per setting; each seed is one trial", default=1),
     option(
         "--grid FIELD=VALUE,VALUE",
@@ -84,5 +85,7 @@ def sweep(args: argparse.Namespace) -> None:
 
     distributed = join_cluster(args, parse_run_config(args).cluster)
     with exit_on_host_error(), open_init_checkpoint(args, not distributed, sweeps.TRIALS) as init_from:
-        settings = (args.config, args.overrides, args.grid, args.seeds)
-        print_result(sweeps.sweep(*settings, args.workdir, init_from, add_guide_vectors))
+        result = sweeps.sweep(
+            args.config, args.overrides, args.grid, args.seeds, args.workdir, init_from, prepare=add_guide_vectors
+        )
+        print_result(result)

@@ -68,7 +68,8 @@ class OptimizerConfig(Section):
             raise UsageError("config.optimizer.decay_steps needs config.optimizer.schedule=warmup_stable_decay")
         if "" in self.freeze or "encoder/layers" in self.freeze:
             problem = f"config.optimizer.freeze={self.freeze} contains an empty path or encoder/layers"
-            raise UsageError(f"{problem}; use paths such as encoder, and config.optimizer.freeze_layers for layers")
+            fix = "use a path such as encoder/embeddings, or config.optimizer.freeze_layers to freeze layers"
+            raise UsageError(f"{problem}; {fix}")
         if "encoder" in self.freeze and (self.head_steps or self.freeze_layers):
             raise UsageError("config.optimizer.freeze contains encoder; unset head_steps and freeze_layers")
 

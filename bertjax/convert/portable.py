@@ -177,13 +177,13 @@ def fit_vocabulary(
 def read_vocabulary_file(
     folder: Path, lower_case: bool | None, max_word_chars: int = MAX_WORD_CHARS
 ) -> Vocabulary | None:
-    """Reads `vocab.txt` or, if it is missing, the SentencePiece model of a folder. Returns None if both are missing."""
+    """Reads a folder's `vocab.txt` or, if it is missing, its SentencePiece model. Returns None if both are missing."""
     files = [file for file in (folder / VOCABULARY_FILES[WORDPIECE], *sorted(folder.glob("*.model"))) if file.is_file()]
     return load_vocabulary(files[0], lower_case, max_word_chars=max_word_chars) if files else None
 
 
 def missing_vocabulary(path: str | os.PathLike) -> UsageError:
-    """Returns an error that tells how to complete a checkpoint folder without a tokenizer."""
+    """Returns the error for a checkpoint folder without a tokenizer, with advice on how to complete it."""
     return UsageError(
         f"{path} has no tokenizer (vocab.txt, tokenizer.json or a SentencePiece model); copy it from the model that "
         "was fine-tuned, or from the one that was pre-trained with the same vocabulary"

@@ -13,7 +13,7 @@ from bertjax.model.config import ABSOLUTE, AUTO, LSTM, Architecture, ModelConfig
 from bertjax.model.partitioning import resolve_auto
 from bertjax.tasks.task import Task
 from bertjax.training.cost import cost_before
-from bertjax.training.freezing import count_trainable
+from bertjax.training.freezing import trainable_shapes
 from bertjax.training.optimizer import describe_head_steps, make_schedule
 from bertjax.training.sharding import list_devices
 
@@ -68,7 +68,8 @@ def describe_task(task: Task) -> str:
         *_describe_schedule(task),
     ]
     if optimizer.freeze_layers or optimizer.freeze:
-        lines.append(f"trainable: {count_trainable(params, optimizer):,} parameters; all others are frozen")
+        count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(trainable_shapes(params, optimizer)))
+        lines.append(f"trainable: {count:,} parameters; all others are frozen")
     return "\n".join(lines)
 
 

@@ -72,7 +72,7 @@ def export(source: str, destination: str, overwrite: bool = False) -> None:
     if target.suffix not in _FORMATS or is_remote(destination):
         raise UsageError(f"cannot export to {destination}; use a local FILE{' or FILE'.join(_FORMATS)}")
     if target.is_dir() or (target.exists() and not overwrite):
-        raise UsageError(f"{target} exists; choose another file, or replace a file with --overwrite")
+        raise UsageError(f"{target} exists; choose another file, or use --overwrite to replace a file")
     list_devices()  # Initialize the devices, because Orbax needs them to read checkpoints.
     checkpoint = read_checkpoint(local_checkpoint(source))
     names = _output_names(checkpoint)

@@ -10,7 +10,7 @@ from bertjax.data.finetuning.retrieval import Judgments
 from bertjax.errors import UsageError
 from bertjax.utils.terminal import progress_bar
 
-# Scores of the retrieved documents, by query id and document id.
+# Scores of the retrieved documents, keyed by query id and document id.
 Rankings = Mapping[str, Mapping[str, float]]
 _DEPTH = 100
 

@@ -56,10 +56,10 @@ class SharedInputs(NamedTuple):
 
 
 class LayerInputs(NamedTuple):
-    """Inputs that differ between layers: bool [N], one element for each layer, or None if all are equal."""
+    """Inputs that differ between layers: bool [N] for the encoder, and a bool scalar for each layer."""
 
-    is_local: Any  # whether the layer has local attention
-    has_attention_norm: Any  # whether a norm precedes the attention
+    is_local: Any  # whether the layer has local attention (None: no layer has)
+    has_attention_norm: Any  # whether a norm precedes the attention (None: in all layers)
 
 
 class Encoder(nn.Module):
@@ -85,8 +85,8 @@ class Encoder(nn.Module):
     @property
     def token_tables(self) -> tuple[jax.Array, ...]:
         """Token embedding tables for tied output layers: one float32 [V, E], or one [V, D / 2] per LSTM direction."""
-        parts = (self.left, self.right) if self.config.encoder == LSTM else (self,)
-        return tuple(part.embeddings.token_table for part in parts)
+        owners = (self.left, self.right) if self.config.encoder == LSTM else (self,)
+        return tuple(owner.embeddings.token_table for owner in owners)
 
     @nn.compact  # because `run_layers` creates the layers in this call
     def __call__(
@@ -113,24 +113,26 @@ class Encoder(nn.Module):
           Hidden states of the embeddings and all layers, [N + 1, B, L, D]. With `norm_first`, the last entry is the
             output of the final norm. None if `collect_layers` is False.
         """
-        config, is_packed = self.config, position_ids is not None
+        config, supports_packing = self.config, position_ids is not None
         if position_ids is None:
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         if config.encoder == LSTM:
             ids = input_ids, segment_ids, position_ids
-            outputs = [read(ids, sequence_ids, deterministic, collect_layers) for read in (self.left, self.right)]
-            hidden, states = zip(*outputs, strict=True)
-            return jnp.concatenate(hidden, -1), jnp.concatenate(states, -1) if collect_layers else None
-        attention = select_attention(config, input_ids.shape[1], is_packed)
+            readers = (self.left, self.right)
+            outputs = [reader(ids, sequence_ids, deterministic, collect_layers) for reader in readers]
+            hidden, layers = zip(*outputs, strict=True)
+            return jnp.concatenate(hidden, -1), (jnp.concatenate(layers, -1) if collect_layers else None)
+        attention = select_attention(config, input_ids.shape[1], supports_packing)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
-        layer_fields = {"config": config, "attention": attention, "deterministic": deterministic}
-        layer_fields["collect"] = collect_layers
         is_local = np.array(config.is_local_layer) if config.local_attention else None
         # ModernBERT has no norm before the attention of the lowest layer.
         has_norm = None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0
-        per_layer, shared = LayerInputs(is_local, has_norm), SharedInputs(sequence_ids, rotations(config, position_ids))
-        # Each layer gets its slice of `per_layer` and of the stacked parameters, its own dropout key, and `shared`.
-        x, layers = run_layers(self, TransformerLayer, layer_fields, x, per_layer, shared)
+        per_layer = LayerInputs(is_local, has_norm)
+        shared = SharedInputs(sequence_ids, rotations(config, position_ids))
+        # `run_layers` scans over `TransformerLayer(**fields)`. Each layer gets its slice of `per_layer` and of the
+        # stacked parameters, its own dropout key, and `shared`.
+        fields = {"config": config, "attention": attention, "deterministic": deterministic, "collect": collect_layers}
+        x, layers = run_layers(self, TransformerLayer, fields, x, per_layer, shared)
         if config.norm_first:
             x = make_norm(config, "final_norm")(x)
             layers = None if layers is None else jnp.concatenate([layers[:-1], x[None]])
@@ -154,10 +156,10 @@ class TransformerLayer(nn.Module):
         ) -> jax.Array:
             """Returns norm(x + dropout(sublayer(x))) or, with `norm_first`, x + dropout(sublayer(norm(x))).
 
-            The norm is skipped where `has_norm`, a bool scalar, is False.
+            If `has_norm`, a bool scalar, is False (only with `norm_first`), there is no norm.
             """
             key = None if self.deterministic else self.make_rng("dropout")
-            # Norms recompute their own values, except in layers that `run_layers` wraps in `nn.remat`.
+            # The backward pass recomputes the values inside a norm, unless `run_layers` wraps the layer in `nn.remat`.
             norm = make_norm(config, norm_name, recompute=not remats_layers(config))
             normed = norm(x) if config.norm_first else x
             if has_norm is not None:
@@ -182,19 +184,20 @@ class SelfAttention(nn.Module):
     def __call__(self, x: jax.Array, layer: LayerInputs, shared: SharedInputs, deterministic: bool) -> jax.Array:
         config = self.config
         dropout_key = None if deterministic else self.make_rng("dropout")
-        num_key_heads = config.num_key_value_heads or config.num_attention_heads
+        num_key_value_heads = config.num_key_value_heads or config.num_attention_heads
 
         def project(name: str, num_heads: int) -> jax.Array:  # [B, L, H, K]
             heads = (num_heads, config.head_size)
             axes = ("embed", "heads", "head")
             y = Dense(config, heads, axes, flat=True, use_bias=config.attention_bias, name=name)(x)  # [B, L, H * K]
-            # Save this shape for the backward pass, because a TPU would pad a short axis K to 128 elements.
+            # Save [B, L, H * K] for the backward pass, because a TPU would pad a short axis K to 128 elements.
             y = checkpoint_name(y, QKV).reshape(*y.shape[:-1], *heads)
+            # Each key head serves several query heads.
             repeats = config.num_attention_heads // num_heads
             return jnp.repeat(y, repeats, axis=2) if repeats > 1 else y
 
         query = project("query", config.num_attention_heads)
-        key, value = project("key", num_key_heads), project("value", num_key_heads)
+        key, value = project("key", num_key_value_heads), project("value", num_key_value_heads)
         if shared.rotations is not None:
             query, key = (rotate(config, states, shared.rotations, layer.is_local) for states in (query, key))
 
@@ -203,20 +206,21 @@ class SelfAttention(nn.Module):
             mask = AttentionMask(config.attention_direction, shared.sequence_ids, window)
             return self.attention(query, key, value, mask, Dropout(config.attention_probs_dropout_prob, dropout_key))
 
-        attend_by_layer = attend
-        if layer.is_local is not None:  # Use `cond`, because kernels need a static window.
-            attend_locally = partial(attend, window=config.local_attention)
-            attend_by_layer = partial(jax.lax.cond, layer.is_local, attend_locally, attend)
-        if config.remat == "attention":
-            attend_by_layer = save_inputs_only(attend_by_layer, config)
-        context = checkpoint_name(attend_by_layer(query, key, value), CONTEXT)
+        def attend_by_layer(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+            if layer.is_local is None:
+                return attend(query, key, value)
+            attend_locally = partial(attend, window=config.local_attention)  # Kernels need a static window.
+            return jax.lax.cond(layer.is_local, attend_locally, attend, query, key, value)
+
+        run = save_inputs_only(attend_by_layer, config) if config.remat == "attention" else attend_by_layer
+        context = checkpoint_name(run(query, key, value), CONTEXT)
         axes = ("heads", "head", "embed")
         dense = Dense(config, (config.hidden_size,), axes, use_bias=config.attention_bias, name="output")
         return dense(context)  # contracts H and K
 
 
 def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
-    """Applies the position-wise feed-forward network inside the calling module: [B, L, D] to [B, L, D]."""
+    """Applies the position-wise feed-forward network, [B, L, D] to [B, L, D]. The calling module gets its layers."""
 
     def project(name: str) -> jax.Array:  # [B, L, F]
         dense = Dense(config, (config.intermediate_size,), ("embed", "mlp"), use_bias=config.mlp_bias, name=name)
@@ -229,10 +233,7 @@ def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
 
 
 def is_packed(batch: Mapping[str, jax.Array]) -> bool:
-    """Returns whether rows may contain several sequences.
-
-    Such batches have `sequence_ids` instead of `input_mask`, and `position_ids`.
-    """
+    """Returns whether rows may contain several sequences. Such batches have `sequence_ids`, and no `input_mask`."""
     return "sequence_ids" in batch
 
 

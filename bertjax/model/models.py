@@ -202,7 +202,7 @@ class TokenModel(nn.Module):
 
 
 class EmbeddingModel(nn.Module):
-    """Encoder, pooling, optional dense layer and normalization: a vector for each text."""
+    """Text embedder: encoder, pooling, and optionally a dense layer and normalization. Returns one vector per text."""
 
     config: ModelConfig
     pooling: str = "mean"  # or `cls` (first token) or `last` (last token)

@@ -50,8 +50,8 @@ class Results:
     Attributes:
       sources: path and outcomes of each source. The outcomes of a file are keyed by run name. Those of a folder are
         None, because they are read from its workdirs.
-      tables: experiment (`FILE:ARGUMENTS`) of each requested table, by table name.
-      seconds: duration in seconds of each run that was not interrupted, by run name.
+      tables: experiment (`FILE:ARGUMENTS`) of each requested table, keyed by table name.
+      seconds: duration in seconds of each run that was not interrupted, keyed by run name.
     """
 
     sources: tuple[tuple[str, Mapping[str, Outcome] | None], ...]
@@ -60,7 +60,7 @@ class Results:
 
     @property
     def folder(self) -> str:
-        """Path of the first results folder, for printed commands (`RESULTS` if all sources are files)."""
+        """First folder among the sources (`RESULTS` if all are files), which printed commands name."""
         return next((path for path, outcomes in self.sources if outcomes is None), "RESULTS")
 
     def finished(self, runs: Iterable[Run]) -> set[str]:

@@ -28,10 +28,10 @@ from bertjax.utils.io import cache_dir
 # Names of the table arguments whose value is a released checkpoint.
 RELEASED = ("base", "large")
 _LM = "--config.data.objective=lm"
-# Overrides that pre-train a left-to-right Transformer or LSTMs instead of BERT.
+# Overrides for pre-training a left-to-right Transformer or LSTMs instead of BERT.
 LEFT_TO_RIGHT = (_LM, "--config.model.attention_direction=left")
 LSTMS = (_LM, f"--config.model.encoder={LSTM}")
-# Overrides that pre-train on sentence pairs, as BERT does, but without the next-sentence loss. With `objective=none`,
+# Overrides for pre-training on sentence pairs, as in BERT, but without the next-sentence loss. With `objective=none`,
 # rows would start in the middle of sentences, and a small model would learn much more slowly
 # (docs/results/tables.md).
 WITHOUT_NSP = ("--config.data.objective=pairs",)
@@ -107,7 +107,7 @@ def start(scale: Scale, args: Mapping[str, Any], model: str, seed: int = 1) -> R
 
 
 def scale_note(scale: Scale, args: Mapping[str, Any]) -> str:
-    """Returns the scale's description, or a note that BASE is a released checkpoint."""
+    """Returns the scale's description or, if a released checkpoint replaces its BASE, a note that says so."""
     if scale.name != PAPER and args.get("base"):
         return f"the settings of scale={scale.name}, with a released BASE"
     return scale.description

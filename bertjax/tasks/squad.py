@@ -48,8 +48,9 @@ class SquadData(FinetuningData):
       max_query_len: maximum tokens of a question.
       n_best: maximum number of answers per question in the n-best file.
       max_answer_len: maximum tokens of an answer.
-      choose_null_threshold: for 2.0, whether to choose the null threshold with the best F1 on the evaluated questions.
-      null_threshold: null threshold for 2.0 if `choose_null_threshold` is false. A question is predicted as
+      choose_null_threshold: whether to choose the null threshold with the best F1 on the evaluated questions (SQuAD 2.0
+        only).
+      null_threshold: null threshold if `choose_null_threshold` is false (SQuAD 2.0 only). A question is predicted as
         unanswerable if its null odds (null score minus score of the best span) exceed the threshold.
     """
 
@@ -158,7 +159,7 @@ class SquadTask(FinetuningTask):
         return squad_metrics.score_v1(self._gold, _texts(answers)) if self.is_labeled() else {}
 
     def baseline(self) -> dict[str, float]:
-        """Returns the metrics of predicting "" (unanswerable) for 2.0, otherwise the passage's first sentence."""
+        """Returns metrics of predicting "" (unanswerable) in SQuAD 2.0, or else each passage's first sentence."""
         if self._is_v2:
             return squad_metrics.score_v2(self._gold, dict.fromkeys(self._gold, ""))
         sentences = {question.id: question.context.partition(". ")[0] for question in self._questions}
@@ -169,7 +170,7 @@ class SquadTask(FinetuningTask):
         return self._is_v2 or any(question.answers for question in self._questions)
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
-        """Writes the official prediction file, the n-best answers and, for 2.0, the null odds."""
+        """Writes the official prediction file, the n-best answers and, for SQuAD 2.0, the null odds."""
         answers = self._answers(outputs)
         files: dict[str, Any] = {"predictions.json": _texts(answers, self._null_threshold(answers))}
         if self._is_v2:

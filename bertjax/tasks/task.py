@@ -31,8 +31,8 @@ class Objective:
     """Model, loss and metrics of a train step.
 
     The training loss is the sum of `loss_weights[name] * sums[name][0] / denominators[name]` over the losses, where
-    `sums` are the metric sums of `compute`. A denominator is usually the sum of the weights, or a positive number if
-    this sum is 0. Logged values have other denominators: the sums of weights over all steps since the last log line.
+    `sums` are the metric sums of `compute`. A denominator is usually the sum of the weights. It must be positive, even
+    if this sum is 0. Logged values have other denominators: the sums of weights over all steps since the last log line.
 
     Objectives are compared by value, because compiled steps are cached by objective: runs that differ only in data,
     seed or learning rate share a step. A subclass defines `metrics`, `schema`, `denominators` and `compute`.
@@ -86,7 +86,7 @@ class Objective:
 
     def init_params(self, key: jax.Array) -> Any:
         """Initializes the parameters, boxed with their logical axes."""
-        # Parameter shapes do not depend on the axis sizes of the dummy batch. LSTMs need at least two positions.
+        # Parameter shapes do not depend on the sizes of the dummy batch. Rows have 8 positions, as LSTMs need two.
         batch = {
             spec.name: jnp.zeros((1, *(8 if axis == "length" else 1 for axis in spec.axes)), spec.dtype)
             for spec in self.schema
@@ -100,8 +100,8 @@ class Task:
     """Objective, data, schedule and evaluation of a run.
 
     A subclass sets the attributes that have no default, and overrides `train_batches`, `eval_batches`,
-    `full_cost_before` and `axis_sizes`. Step s, counted from 0, makes update s + 1. Log lines and checkpoints have the
-    number of updates.
+    `full_cost_before` and `axis_sizes`. Step s, counted from 0, performs update s + 1. Log lines and checkpoints
+    have the number of updates.
     """
 
     # Objective and schedule
@@ -124,8 +124,8 @@ class Task:
 
     # Parameters and data
 
-    # Names of the top-level parameters above the encoder (default: none, as in pre-training). Training from
-    # `--init_from` initializes them randomly, unless the checkpoint has an output layer with the same labels.
+    # Names of the top-level parameters that a run from `--init_from` initializes randomly, unless the checkpoint has an
+    # output layer with the same labels (default: none, as in pre-training).
     reinit_params: tuple[str, ...] = ()
     data_hash = ""  # SHA-256 of the data (default: no data); a run cannot resume if the data at the same path changed
     notes: tuple[str, ...] = ()  # log lines about the data
@@ -139,8 +139,9 @@ class Task:
     labels: Sequence[str] = ()  # names of the classes or tags by id, for `class_reports`
     accepts_any_encoder = False  # whether `evaluate` accepts checkpoints of other models with the same encoder
     evaluation_problem = ""  # error message of `train` and `evaluate` if the evaluation data cannot be used
-    # Whether batches contain features that the checkpoint's encoder computes before training.
-    has_cached_features = False
+    uses_frozen_features = (
+        False  # whether the inputs of the head are features of the frozen encoder, which may be cached
+    )
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -153,7 +154,7 @@ class Task:
 
     @property
     def phase_schedule(self) -> tuple[tuple[int, float], ...]:
-        """Stop step (exclusive) and peak learning rate of each training phase, whose batches have the same shape."""
+        """Stop step (exclusive) and peak learning rate of each training phase."""
         return ((self.total_steps, self.config.optimizer.learning_rate),)
 
     def objective_at(self, num_updates: int) -> Objective:
@@ -173,7 +174,10 @@ class Task:
         raise UsageError("the task has no evaluation data; set a corpus or data files in config.data")
 
     def check_data_files(self, wait: bool) -> None:
-        """Raises a BertjaxError if a background check found damaged data. With `wait`, completes the check first."""
+        """Raises a BertjaxError if a background check found damaged data. With `wait`, completes the check first.
+
+        The default implementation checks nothing.
+        """
 
     def full_cost_before(self, step: int) -> StepCost:
         """Returns the total cost of all steps before `step`, as if all parameters were trained.
@@ -183,7 +187,10 @@ class Task:
         raise NotImplementedError
 
     def axis_sizes(self, phase: int = 0) -> dict[str, int]:
-        """Returns the `sizes` of a phase for `synthetic_batch` in `data/schema.py`, which `plan` and `bench` call."""
+        """Returns the size of each axis of a phase's batches, for the synthetic batches of `plan` and `bench`.
+
+        See `synthetic_batch` in `data/schema.py`.
+        """
         raise NotImplementedError
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:

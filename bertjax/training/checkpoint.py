@@ -85,7 +85,7 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(
                 self._folder, options=options, item_handlers={**handlers, "meta": ocp.JsonCheckpointHandler()}
             )
-        except Exception as error:  # Orbax reads its own metadata of each step, which may be damaged.
+        except Exception as error:  # Orbax reads its metadata of every step, and a file may be damaged.
             if is_collective_error(error):
                 raise
             message = f"cannot list the checkpoints in {self._folder}: {first_line(error)}; move damaged ones elsewhere"
@@ -224,7 +224,7 @@ def restore_opt_state(checkpoint: epath.Path, abstract: TrainState, optimizer: s
     changes += [f"optimizer.name: {name} -> {optimizer}"] if name != optimizer else []
     if changes:
         fix = "use the checkpoint's optimizer, model and vocabulary, or omit --keep_optimizer"
-        raise UsageError(f"{checkpoint} has no optimizer state for this run ({changes[-1]}); {fix}")
+        raise UsageError(f"the optimizer state of {checkpoint} does not fit this run ({changes[-1]}); {fix}")
     training = _as_items(fields, abstract.eval_field)["training"]
     try:
         return _restore_item(checkpoint, "training", training, metadata)["opt_state"]

@@ -19,7 +19,7 @@ from bertjax.model.models import model_description
 from bertjax.training.multihost import is_collective_error
 from bertjax.utils.io import read_json_object
 
-# Errors of memory, storage or network, which do not mean that the files of a checkpoint are damaged.
+# Memory, storage and network errors, which do not mean that the files of a checkpoint are damaged.
 _UNAVAILABLE = re.compile(
     "RESOURCE_EXHAUSTED|Out of memory|UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED"
 )
@@ -43,7 +43,7 @@ class CheckpointMetadata:
       model: description of the model, as `bertjax.model.models.model_description` returns it.
       architecture: fields of `Architecture`.
       fingerprints: fingerprint of each Orbax item, `params` and `training`, keyed by item name.
-      arrays: dtype and shape of each array of the train state, by name (default: {}, for converted checkpoints).
+      arrays: dtype and shape of each array of the train state, keyed by name (default: {}, for converted checkpoints).
       score: evaluation score, higher is better (default: None, no score).
       metrics_sha256: hash of the lines of `metrics.jsonl` when the checkpoint was saved (default: "", unknown).
     """

@@ -26,7 +26,7 @@ def _trained_cost(task: Task, cost: StepCost, head_only: bool = False) -> StepCo
     gradients. With `head_only`, for the first `optimizer.head_steps` steps, only the head is trained. The backward pass
     of the head itself is not counted.
     """
-    if task.has_cached_features:
+    if task.uses_frozen_features:
         return cost
     optimizer = task.config.optimizer
     frozen = optimizer.freeze_layers / task.objective.model.config.num_hidden_layers

@@ -40,8 +40,8 @@ def merge_frozen(trainable: Any, frozen: Any) -> Any:
     return unflatten_dict({**flatten_dict(trainable), **flatten_dict(frozen)}) if frozen else trainable
 
 
-def stack_frozen(params: Any) -> Any:
-    """Stacks the frozen layers of `merge_frozen` with the trainable layers, as in the train state."""
+def restack_frozen(params: Any) -> Any:
+    """Merges the two stacks of layers that `merge_frozen` returns into one, as in the train state."""
     flat: dict[Any, Any] = flatten_dict(params)
     for path in [path for path in flat if FROZEN_LAYERS in path]:
         lower, stack = flat.pop(path), _renamed(path, FROZEN_LAYERS, LAYERS)
@@ -57,8 +57,8 @@ def _is_in(path: Any, name: str) -> bool:
     return f"{'/'.join(path)}/".startswith(f"{name}/")
 
 
-def count_trainable(params: Any, config: OptimizerConfig) -> int:
-    """Returns the number of trainable parameters.
+def trainable_shapes(params: Any, config: OptimizerConfig) -> Any:
+    """Returns the shapes of the trainable parameters.
 
     Raises a UsageError if a frozen parameter does not exist, or no parameter is left to train.
     """
@@ -72,7 +72,6 @@ def count_trainable(params: Any, config: OptimizerConfig) -> int:
             known = sorted({"/".join(path[:2]) for path in flat})
             raise UsageError(f"unknown parameter in optimizer.freeze: {name[:60]!r}; use one of {listed(known, 12)}")
     trainable = jax.eval_shape(lambda params: split_frozen(params, config)[0], params)
-    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(trainable))
-    if not count:
+    if not any(math.prod(leaf.shape) for leaf in jax.tree.leaves(trainable)):
         raise UsageError("config.optimizer.freeze_layers and freeze leave no parameter to train; freeze fewer")
-    return count
+    return trainable

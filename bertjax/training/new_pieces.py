@@ -1,4 +1,4 @@
-"""Pieces that a vocabulary adds to a checkpoint's vocabulary, and their embeddings."""
+"""Vocabulary pieces that a run adds to those of its initial checkpoint, and their initial embeddings and biases."""
 
 import dataclasses
 import json

@@ -118,7 +118,7 @@ class BertAdamState(NamedTuple):
 
 
 def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Rescales updates by Adam without bias correction: m / (sqrt(v) + eps)."""
+    """Rescales updates as Adam does, but without bias correction: m / (sqrt(v) + eps)."""
 
     def init(params: optax.Params) -> BertAdamState:
         return BertAdamState(jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
@@ -133,7 +133,7 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
 
 
 def scale_by_muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Rescales updates of the layers' kernels by Muon, layer by layer, and other updates by Adam.
+    """Orthogonalizes updates of the layers' kernels with Muon, layer by layer, and rescales other updates with Adam.
 
     The root mean square of a kernel's update is 0.2, as is typical of Adam, so that both can share a learning rate.
     """

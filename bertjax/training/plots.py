@@ -47,7 +47,7 @@ def plot_curves(task: Task, lines: list[dict[str, Any]], path: epath.Path, basel
     columns = max(map(len, rows))
     width, height = 5.5 * columns, 3.8 * len(rows)
     figure = Figure(figsize=(width, height))
-    # Use fixed margins in inches, because automatic layout would double the time of a plot.
+    # Use fixed margins in inches, because automatic layout would double the time to draw a plot.
     margins = {"left": 0.7 / width, "right": 1 - 0.2 / width, "bottom": 0.55 / height, "top": 1 - 0.35 / height}
     figure.subplots_adjust(**margins, wspace=0.15, hspace=0.18)
     grid = figure.subplots(len(rows), columns, squeeze=False, sharex=True)

@@ -54,28 +54,28 @@ def stop_requests() -> Iterator[Callable[[int], bool]]:
 
 
 @contextlib.contextmanager
-def watchdog(hang_seconds: float) -> Iterator[Callable[[], None]]:
+def watchdog(hang_seconds: float) -> Iterator[Callable[..., None]]:
     """Exits with code 43 if `hang_seconds` pass without a heartbeat, after printing the stack of every thread.
 
     Without a watchdog, a process would wait forever for a stuck host (jax#38503). If `hang_seconds` is 0, the watchdog
-    is off. Yields the heartbeat, a function to call after every step, evaluation batch and save.
+    is off. Yields the heartbeat, a function to call after every step, evaluation batch and save. Its argument is the
+    time until the next heartbeat must follow (default: `hang_seconds`; math.inf: no limit).
     """
-    last_heartbeat = time.monotonic()
+    deadline = time.monotonic() + hang_seconds
     is_closed = threading.Event()
 
-    def heartbeat() -> None:
-        nonlocal last_heartbeat
-        last_heartbeat = time.monotonic()
+    def heartbeat(seconds: float = hang_seconds) -> None:
+        nonlocal deadline
+        deadline = time.monotonic() + seconds
 
     def watch() -> None:
         while not is_closed.wait(hang_seconds / _CHECKS_PER_INTERVAL):
-            seconds = time.monotonic() - last_heartbeat
-            if seconds > hang_seconds:
+            if time.monotonic() > deadline:
                 faulthandler.dump_traceback(sys.stderr, all_threads=True)
-                process = f"process {jax.process_index()} made no progress for {seconds:,.0f} s"
+                process = f"process {jax.process_index()} made no progress for {hang_seconds:,.0f} s"
                 fix = "run the same command again on every host to resume from the last checkpoint"
                 print(
-                    f"bertjax: {process}, more than config.hang_seconds (stacks above); {fix}",
+                    f"bertjax: {process}, the value of config.hang_seconds (stacks above); {fix}",
                     file=sys.stderr,
                     flush=True,
                 )

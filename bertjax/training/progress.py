@@ -110,12 +110,13 @@ class Progress:
             self._paused_seconds += time.monotonic() - start
 
     def step_done(self, step: int, state: TrainState) -> None:
-        """Advances the progress bar. Waits for the first step to finish, to exclude compilation from the speed."""
+        """Advances the progress bar. After the first step and after compilations, waits and restarts the clock."""
         self._bar.update()
-        if step == self._first_step:
+        if step == self._first_step or self._compile_seconds > self._compile_seconds_at_start:
             jax.block_until_ready(state.step)
             seconds = time.monotonic() - self._since - self._paused_seconds
-            logger.info(f"first step after {seconds:.1f} s, including data loading and compilation")
+            if step == self._first_step:
+                logger.info(f"first step after {seconds:.1f} s, including data loading and compilation")
             self._reset_clock(step)
 
     def log_step(self, step: int, values: dict[str, float]) -> None:
@@ -205,7 +206,9 @@ class Progress:
         return cost_before(self._task, stop) - cost_before(self._task, start)
 
     def _reset_clock(self, step: int) -> None:
+        """Starts to measure the speed. Later compilations restart the clock, because they are not part of the speed."""
         self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
+        self._compile_seconds_at_start = self._compile_seconds
 
     def _measure_speed(self, step: int, token_fraction: float, attention_fraction: float) -> None:
         if step > self._since_step:

@@ -17,12 +17,12 @@ from bertjax.model.encoder import ENCODER
 from bertjax.tasks.objectives.losses import weighted_sum
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION, non_padding_sums
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
-from bertjax.training.freezing import count_trainable, merge_frozen, split_frozen, stack_frozen
+from bertjax.training.freezing import merge_frozen, restack_frozen, split_frozen, trainable_shapes
 from bertjax.training.optimizer import Optimizer
 from bertjax.training.sharding import batch_sharding, compiler_options, replicated, under_mesh, with_shardings
 
-# Metrics that `train_step` adds to those of the objective: gradient norm, fraction of positions that are not padding,
-# and fraction of attention FLOPs that are not spent on padding (for MFU, not logged).
+# Metrics that `train_step` adds to those of the objective: gradient norm, and the fractions of positions and of
+# attention FLOPs that are not padding (see `non_padding_sums`; the second is not logged, but used for MFU).
 STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
 
 
@@ -45,7 +45,7 @@ class TrainState(flax.struct.PyTreeNode):
     sums: MetricSums
     bad_step: jax.Array
 
-    # To evaluate other parameters, such as moving averages, change these methods; see docs/extending.md.
+    # Override the next three to evaluate other parameters, such as moving averages; see docs/extending.md.
     @property
     def eval_field(self) -> str:
         """Name of the field with the parameters to evaluate, which `--init_from` and inference load."""
@@ -83,10 +83,17 @@ def make_init_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> C
     return jax.jit(lambda key: nn.unbox(_boxed_state(objective, optimizer, key)), out_shardings=shardings)
 
 
+@functools.cache
+def make_init_opt_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> Callable[[Any], Any]:
+    """Returns the jitted function that initializes the optimizer state for the parameters of a train state."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(objective, optimizer, mesh).opt_state)
+    return jax.jit(lambda params: optimizer.tx.init(split_frozen(params, optimizer.config)[0]), out_shardings=shardings)
+
+
 def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> TrainState:
-    """Returns the initial state. Parameters and their moments are boxed: `LogicallyPartitioned` has axis names."""
+    """Returns the initial state. Parameters and moments are in Flax boxes, whose axis names determine the shardings."""
     params = objective.init_params(key)
-    count_trainable(params, optimizer.config)  # Raises if the config freezes all parameters or unknown ones.
+    trainable_shapes(params, optimizer.config)  # Raises if the config freezes all parameters or unknown ones.
     names = (*(metric.name for metric in objective.metrics), *STEP_METRICS)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -120,23 +127,24 @@ def make_train_step(
         reason = "because the loss of a row depends on other rows of its batch"
         raise UsageError(f"config.grad_accum_steps={grad_accum_steps} is not supported, {reason}; use 1")
     state_shapes = abstract_state(objective, optimizer, mesh)
-    trainable_head = {*state_shapes.params} - {ENCODER, *optimizer.config.freeze}
-    if head_only and not trainable_head:
+    if head_only and {*trainable_shapes(state_shapes.params, optimizer.config)} == {ENCODER}:
         raise UsageError("config.optimizer.head_steps would train nothing: only the encoder is trainable; use 0")
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
+        # `state.params` has all layers in one stack. The model gets frozen layers as a second stack, so that the
+        # backward pass stops above them.
         trainable, frozen = split_frozen(state.params, optimizer.config)
         denominators = objective.denominators(batch)
-        trains_only_head = head_only and ENCODER in trainable
+        # In head steps, the encoder stays in `trainable`, because the optimizer state has its arrays. Its gradient is
+        # 0, and its update, which weight decay may change, is dropped.
+        holds_encoder = head_only and ENCODER in trainable
 
-        def loss_fn(trainable: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
-            if trains_only_head:  # Do not freeze the encoder: the optimizer state must have the encoder's arrays.
-                trainable = {**trainable, ENCODER: jax.lax.stop_gradient(trainable[ENCODER])}
-            # The model gets frozen layers as a second stack, so that the backward pass stops above them.
-            params = merge_frozen(trainable, frozen)
-            sums, _ = objective.compute(params, micro_batch, dropout_key)
-            weights = objective.loss_weights
-            return sum(weight * sums[name][0] / denominators[name] for name, weight in weights.items()), sums
+        def loss_fn(trained: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
+            if holds_encoder:
+                trained = {**trained, ENCODER: jax.lax.stop_gradient(trained[ENCODER])}
+            sums, _ = objective.compute(merge_frozen(trained, frozen), micro_batch, dropout_key)
+            losses = (factor * sums[name][0] / denominators[name] for name, factor in objective.loss_weights.items())
+            return sum(losses), sums
 
         grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
         if grad_accum_steps > 1:
@@ -146,7 +154,7 @@ def make_train_step(
         updates, opt_state = optimizer.tx.update(grads, state.opt_state, trainable)
         rate: Any = schedule(state.step)  # `tx` does not scale updates by the rate, and does not negate them.
         new_trainable: Any = optax.tree.add_scale(trainable, -rate, updates)
-        if trains_only_head:  # Restore the encoder, because weight decay changes it.
+        if holds_encoder:
             new_trainable = {**new_trainable, ENCODER: trainable[ENCODER]}
 
         grad_norm = optax.tree.norm(grads)  # before clipping
@@ -154,7 +162,7 @@ def make_train_step(
         sums = {**sums, "grad_norm": weighted_sum(grad_norm, jnp.ones(())), **non_padding_sums(batch)}
         return state.replace(
             step=state.step + 1,
-            params=stack_frozen(merge_frozen(new_trainable, frozen)),
+            params=restack_frozen(merge_frozen(new_trainable, frozen)),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             bad_step=jnp.where(~is_finite & (state.bad_step < 0), state.step + 1, state.bad_step),
@@ -171,11 +179,11 @@ def make_train_step(
 
 
 def accumulate(grad_fn: Callable[..., Any], num_micro_batches: int) -> Callable[..., Any]:
-    """Wraps `grad_fn(params, batch, key)` to process one micro-batch at a time, and to sum the results."""
+    """Wraps `grad_fn(params, batch, key) -> ((loss, sums), gradients)` to add up the results of micro-batches."""
 
     def accumulated(params: Any, batch: Batch, key: jax.Array) -> Any:
-        # [B, ...] -> [B / n, n, ...] -> [n, B / n, ...], for n micro-batches. Row r is in micro-batch r % n. So axis
-        # B / n keeps the sharding of B, and no row moves to another device.
+        # [B, ...] -> [B / n, n, ...] -> [n, B / n, ...], for n micro-batches. Row r goes to micro-batch r % n, so that
+        # axis B / n has the sharding of B, and no row moves to another device.
         micro_batches = jax.tree.map(lambda x: x.reshape(-1, num_micro_batches, *x.shape[1:]).swapaxes(0, 1), batch)
 
         def add(total: Any, xs: tuple[Batch, jax.Array]) -> tuple[Any, None]:
@@ -208,5 +216,5 @@ def metric_means(sums: MetricSums, loss_weights: Mapping[str, float] | None = No
     With the `loss_weights` of an objective, also returns `loss`, the weighted sum of all losses, if there is any.
     """
     means = {name: float(total / weight) for name, (total, weight) in jax.device_get(sums).items() if weight > 0}
-    losses = [weight * means[name] for name, weight in (loss_weights or {}).items() if name in means]
+    losses = [factor * means[name] for name, factor in (loss_weights or {}).items() if name in means]
     return {**means, "loss": sum(losses)} if losses else means

@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,19 +16,28 @@ from jax.sharding import Mesh
 from bertjax.errors import BertjaxError, DivergenceError, UsageError
 from bertjax.model.models import EmbeddingModel
 from bertjax.tasks.task import Task
-from bertjax.training.checkpoint import Checkpoints, restore_opt_state, saved_fingerprint, workdir_of
+from bertjax.training.checkpoint import restore_opt_state, saved_fingerprint, workdir_of
 from bertjax.training.compatibility import check_vocabulary, has_output_layer_of, source_of
 from bertjax.training.evaluation import evaluate
 from bertjax.training.metrics import evaluation_metrics, import_tracker
 from bertjax.training.multihost import raise_on_all_hosts
-from bertjax.training.optimizer import Optimizer, describe_head_steps, make_optimizer, make_schedule
+from bertjax.training.new_pieces import NewPieces
+from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
 from bertjax.training.parameters import load_params
 from bertjax.training.preemption import stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
 from bertjax.training.results import EvaluationHistory, load_best, read_log, write_results
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
-from bertjax.training.step import TrainState, abstract_state, make_init_state, make_train_step, metric_means, random_key
+from bertjax.training.step import (
+    TrainState,
+    abstract_state,
+    make_init_opt_state,
+    make_init_state,
+    make_train_step,
+    metric_means,
+    random_key,
+)
 from bertjax.training.workdir import open_workdir, saved_init_fingerprint
 
 logger = logging.getLogger(__name__)
@@ -74,22 +84,25 @@ def train(
         import_tracker(name)
     mesh = make_mesh(config.mesh)
     check_batch_sizes(task.batch_sizes, mesh, config.grad_accum_steps)
-    check_batch_sizes((task.eval_batch_size,), mesh)
+    if task.eval_every:
+        check_batch_sizes((task.eval_batch_size,), mesh)
     optimizer = make_optimizer(config.optimizer)
     schedule = make_schedule(config.optimizer, task.warmup_steps, task.phase_schedule)
-    head_steps = config.optimizer.head_steps  # first steps, which train only the parameters above the encoder
+    head_steps = config.optimizer.head_steps  # first steps, which train only the parameters outside the encoder
 
-    def step_function(step: int) -> Callable[..., TrainState]:
+    def train_step_at(step: int) -> Callable[..., TrainState]:
         # `make_train_step` is cached. It builds a new function only for other RoPE thetas, and after the head steps.
         objective = task.objective_at(num_updates=step + 1)
         return make_train_step(objective, optimizer, mesh, config.grad_accum_steps, head_only=step < head_steps)
 
-    step_function(0)  # Raises if the step cannot be built.
+    train_step_at(0)  # Raises if the step cannot be built.
     state_shapes = abstract_state(task.objective, optimizer, mesh)
-    if keep_optimizer and (task.reinit_params or head_steps):
+    if keep_optimizer and (task.reinit_params or head_steps):  # Only fine-tuning tasks have `reinit_params`.
         raise UsageError("--keep_optimizer needs a pre-training config without head_steps; omit --keep_optimizer")
+    new_pieces = None
     if init_from:
-        check_vocabulary(task, init_from, task.objective.can_add_pieces)
+        # With `keep_optimizer`, pieces cannot be added, because the saved optimizer state lacks their moments.
+        new_pieces = check_vocabulary(task, init_from, task.objective.can_add_pieces and not keep_optimizer)
     for note in (*task.notes, *describe_head_steps(config.optimizer)):
         logger.info(note)
 
@@ -99,27 +112,39 @@ def train(
         workdir, checkpoints, check_still_owner = opened
         stop_requested = stack.enter_context(stop_requests())
         heartbeat = stack.enter_context(watchdog(config.hang_seconds))
-        state = _restore_or_init(task, optimizer, mesh, workdir, checkpoints, state_shapes, init_from, keep_optimizer)
+        init = partial(make_init_state(task.objective, optimizer, mesh), random_key(config.seed, "init"))
+        state = checkpoints.restore_latest(state_shapes, init)
+        if state is not None:
+            _log_resume(task, workdir, int(state.step), init_from)
+        elif init_from is None:
+            state = init()
+            logger.info("starting at step 0 with random parameters, because --init_from is not set")
+        else:
+            state = _init_from(init_from, init(), task, new_pieces, state_shapes if keep_optimizer else None)
         step = int(state.step)  # number of updates so far, and index of the next step
-        # Lines up to `step`. `Progress` deletes later ones, because the run logs these steps again.
+        # Lines of `metrics.jsonl` up to `step`. `Progress` deletes later lines, because this run logs them again.
         logged = read_log(task, workdir, step) if step else []
         evaluations = {line["step"]: metrics for line in logged if (metrics := evaluation_metrics(line))}
         history = EvaluationHistory(task.best_metric, config.patience, evaluations)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, logged, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
-        # The schedule is a pytree of numbers, an argument of the step. `jit` replicates it on all devices. `device_put`
-        # would first run a collective to compare the values of the hosts.
+        # The schedule is a pytree of numbers, which the step takes as an argument. `jit` replicates it on all devices.
+        # `device_put` would first run a collective to compare the values on all hosts.
         dropout_key, device_schedule = jax.jit(
             lambda: (random_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, schedule)),
             out_shardings=replicated(mesh),
         )()
+
+        # A checkpoint stores its score, so tasks with a score (`best_metric`) evaluate before they save. Others, as in
+        # pre-training, save first, because a preempted host may not have enough time left to evaluate.
+        has_score = task.best_metric is not None
 
         def save(state: TrainState, step: int) -> None:
             _check_steps_finite(state)
             with progress.paused():
                 check_still_owner()
                 metrics_sha256 = progress.flush()  # With this hash, `read_log` detects lost lines after a resume.
-                # The score is None if this step was not evaluated, or if the task has no `best_metric`.
+                # The score is None if this step was not evaluated.
                 checkpoints.save(state, history.score_at(step), metrics_sha256)
             heartbeat()
 
@@ -130,11 +155,8 @@ def train(
             if step == task.total_steps or (step % task.eval_every == 0 and (step > 0 or task.eval_first)):
                 history = history.add(step, _evaluate(task, mesh, state, step, progress, heartbeat))
 
-        # Without scores, as in pre-training, save before an evaluation, because a preempted host may not have enough
-        # time left to evaluate. With scores, evaluate before saving, because a checkpoint stores its score.
-        saves_first = task.best_metric is None
-        # With scores, do not evaluate a saved step, even if it is due now: its checkpoint cannot get a score later.
-        if saves_first or step == 0:
+        # A resumed run with a score does not evaluate the saved step, because its checkpoint cannot get a score later.
+        if step == 0 or not has_score:
             evaluate_if_due(state, step)
 
         # A run that was killed between early stopping and writing `results.json` must not train further.
@@ -143,36 +165,37 @@ def train(
         batches = task.train_batches(step, data_shard(mesh))
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
-            if 0 < step == head_steps and config.optimizer.name != "bert_adam":
-                # All parameters share a count of updates, for bias correction. It must start with the encoder's first.
-                state = state.replace(opt_state=jax.tree.map(jnp.zeros_like, state.opt_state))
+            if head_steps and step == head_steps and config.optimizer.name != "bert_adam":
+                # The next update is the first of the encoder. All parameters share the count of updates that bias
+                # correction needs, so start the optimizer again. BERT's Adam has no bias correction.
+                state = state.replace(opt_state=make_init_opt_state(task.objective, optimizer, mesh)(state.params))
             with profiler.step(step):
-                state = step_function(step)(state, batch, dropout_key, device_schedule)
+                state = train_step_at(step)(state, batch, dropout_key, device_schedule)
             step += 1
             progress.step_done(step, state)
             profiler.step_done(step, state)
             heartbeat()
-            if not saves_first:
+            if has_score:
                 evaluate_if_due(state, step)
             done = step == task.total_steps or history.is_out_of_patience()
             # `stop_requested` takes the step, so that all hosts stop after the same step.
             stopped = not done and stop_requested(step)
-            # Log before saving, because a checkpoint contains the metric sums, so a resumed run would log them again.
+            # Log and reset the metric sums before saving. Otherwise, a resumed run would log them again.
             if done or step % config.log_every == 0:
                 state = _log_and_reset(task, state, step, progress)
             if done or stopped or step % task.checkpoint_every == 0 or history.is_best_at(step):
                 save(state, step)
-            if saves_first and not stopped:
+            if not (has_score or stopped):
                 evaluate_if_due(state, step)
 
         checkpoints.wait()
-        heartbeat()
         if stopped:
             logger.info(f"stopped by a signal; saved step {step:,}; run the same command to resume")
             return {"step": step, "stopped": True, **history.metrics_at(step)}
+        heartbeat(math.inf)  # After a resume at the last step, the check reads the whole corpus, maybe for hours.
         _check_data_files(task, wait=True)
         heartbeat()
-        checkpoint, params = load_best(workdir, checkpoints, state)
+        checkpoint, params = load_best(workdir, checkpoints, state)  # This moves damaged checkpoints aside.
         if (score := history.score_at(int(checkpoint.name))) != history.best_score:
             missing = "the checkpoint with the best score is missing"
             logger.warning(f"{missing}, so results are from {checkpoint} (score {score})")
@@ -182,48 +205,35 @@ def train(
         return {"step": step, "stopped": False, "checkpoint": str(checkpoint), **values}
 
 
-def _restore_or_init(
-    task: Task,
-    optimizer: Optimizer,
-    mesh: Mesh,
-    workdir: epath.Path,
-    checkpoints: Checkpoints,
-    state_shapes: TrainState,
-    init_from: epath.Path | None,
-    keep_optimizer: bool,
-) -> TrainState:
-    """Restores the newest checkpoint of the workdir, or initializes a new state if there are no checkpoints."""
-
-    def init() -> TrainState:
-        return make_init_state(task.objective, optimizer, mesh)(random_key(task.config.seed, "init"))
-
-    state = checkpoints.restore_latest(state_shapes, init)
-    if state is not None:
-        ignored = "; --init_from is ignored" if init_from else ""
-        if init_from and saved_fingerprint(init_from) != saved_init_fingerprint(workdir):
-            if task.has_cached_features:
+def _log_resume(task: Task, workdir: epath.Path, step: int, init_from: epath.Path | None) -> None:
+    """Logs that a run is resumed. Raises if its cached features would differ from those before."""
+    note = ""
+    if init_from:
+        note = "; --init_from is ignored"
+        if saved_fingerprint(init_from) != saved_init_fingerprint(workdir):
+            if task.uses_frozen_features:
                 problem = "started from different parameters than --init_from, so cached features would differ"
                 raise UsageError(f"the run of {workdir} {problem}; use the original --init_from or another --workdir")
-            ignored += ", and the run started from different parameters"
-        logger.info(f"resumed {workdir} at step {int(state.step):,}{ignored}")
-        return state
-    state = init()
-    if init_from is None:
-        logger.info("starting at step 0 with random parameters, because --init_from is not set")
-        return state
-    reinit_params = () if has_output_layer_of(task, init_from) else task.reinit_params
-    # With `keep_optimizer`, pieces cannot be added, because the saved optimizer state lacks their moments.
-    new_pieces = check_vocabulary(task, init_from, task.objective.can_add_pieces and not keep_optimizer)
-    state = state.with_initial_params(load_params(init_from, state.params, reinit_params, new_pieces))
-    if keep_optimizer:
-        state = state.replace(opt_state=restore_opt_state(init_from, state_shapes, task.config.optimizer.name))
-    restored = "parameters and optimizer state" if keep_optimizer else "parameters"
-    logger.info(f"starting at step 0 with the {restored} of {source_of(init_from)}")
-    if (workdir_of(init_from) / "modules.json").exists() and not isinstance(task.objective.model, EmbeddingModel):
+            note += ", and the run started from different parameters"
+    logger.info(f"resumed {workdir} at step {step:,}{note}")
+
+
+def _init_from(
+    checkpoint: epath.Path, state: TrainState, task: Task, new_pieces: NewPieces | None, kept: TrainState | None
+) -> TrainState:
+    """Returns `state` with the parameters of a checkpoint, and its optimizer state if `kept`, the shapes, are given."""
+    # Keep the output layer of a checkpoint that was trained for the same labels.
+    reinit_params = () if has_output_layer_of(task, checkpoint) else task.reinit_params
+    state = state.with_initial_params(load_params(checkpoint, state.params, reinit_params, new_pieces))
+    if kept is not None:
+        state = state.replace(opt_state=restore_opt_state(checkpoint, kept, task.config.optimizer.name))
+    restored = "parameters and optimizer state" if kept is not None else "parameters"
+    logger.info(f"starting at step 0 with the {restored} of {source_of(checkpoint)}")
+    if (workdir_of(checkpoint) / "modules.json").exists() and not isinstance(task.objective.model, EmbeddingModel):
         logger.warning("dropped the sentence-transformers modules, because training changes the states that they pool")
     if new_pieces:
         count = len(new_pieces.parts)
-        logger.info(f"initialized the embeddings of {count:,} new vocabulary pieces as means over their old pieces")
+        logger.info(f"initialized {count:,} new vocabulary pieces with the mean embedding of their old pieces")
     return state
 
 
@@ -262,7 +272,7 @@ def _check_steps_finite(state: TrainState) -> None:
 
 
 def _check_data_files(task: Task, *, wait: bool) -> None:
-    """Raises on all hosts if any host has found damaged data. With `wait`, verifies all data first."""
+    """Calls `task.check_data_files`, and raises its error on all hosts."""
     with raise_on_all_hosts():
         try:
             task.check_data_files(wait)

@@ -39,7 +39,7 @@ _MODERNBERT = (
     *("model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0", "model.scan_layers=true"),
     *("model.remat=full", "data.objective=none", "data.masking.rate=0.3", "data.seq_len=1024"),
 )
-# Size, topology, rows per batch, mesh.data and other config fields of each case, by name.
+# Size, topology, rows per batch, mesh.data and other config fields of each case, keyed by name.
 CASES = {
     "base": ("base", "v3:4x4", 256, 32, "model.scan_layers=false"),
     "four layers": ("base", "v5e:2x2", 64, 4, "model.scan_layers=false", "model.num_hidden_layers=4"),

@@ -36,7 +36,7 @@ SIZES = {
 }
 REQUIRED_SIZES = {name: SIZES[name] for name in REQUIRED}
 MODERN = {**SIZES, "cls_token_id": 2, "sep_token_id": 3, "local_attention": 8, "attn_implementation": "eager"}
-# Class and fields of a config in transformers, by name. The rows are longer than two windows of local attention.
+# Class and fields of a config in transformers, keyed by name. The rows are longer than two windows of local attention.
 CONFIGS = {
     "bert": ("BertConfig", SIZES),
     "bert with other options": ("BertConfig", {**SIZES, "hidden_act": "relu", "layer_norm_eps": 1e-7}),

@@ -234,7 +234,7 @@ def test_sentencepiece_tokenizers_follow_bos_eos_and_the_id_of_unknown_pieces(cl
     unigram(class_name)(lines, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "xlm-roberta", "type_vocab_size": 1}))
     content = json.loads((tmp_path / "tokenizer.json").read_text())
-    # The unknown token is the first piece, and pieces of the vocabulary start and end the rows.
+    # Make the unknown token the first piece, and let two other pieces start and end the rows.
     vocab = content["model"]["vocab"]
     index = [piece for piece, _ in vocab].index("<unk>")
     vocab[0], vocab[index] = vocab[index], vocab[0]

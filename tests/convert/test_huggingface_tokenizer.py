@@ -313,7 +313,7 @@ def test_capitals_of_a_bare_vocab_txt_decide_the_case(plain):
         file.write("\n".join(map(chr, range(65, 91))) + "\n")
     vocabulary, notes = read_tokenizer(plain)
     assert not vocabulary.lower_case and "assuming false, since tokens have capitals" in notes[0]
-    # As in transformers, a config without the option lower-cases.
+    # As in transformers, text is lower-cased if the config lacks `do_lower_case`.
     edit_json(plain / "tokenizer_config.json", model_max_length=512)
     assert read_tokenizer(plain)[0].lower_case
 

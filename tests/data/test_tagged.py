@@ -50,7 +50,7 @@ WORDS, TAGS = [["EU", "#"], ["Bob", "in"]], [["B-ORG", "O"], ["I-PER", "O"]]
 @pytest.mark.parametrize(
     "content",
     [
-        # Word indices in each sentence, from 1 or 0, or in the whole file.
+        # Word indices that start at 1 or 0 in each sentence, or are numbered through the whole file.
         "1 EU NNP B-ORG\n2 # # O\n\n1 Bob NNP I-PER\n2 in IN O\n",
         "0\tEU\tB-ORG\n1\t#\tO\n\n0\tBob\tI-PER\n1\tin\tO\n",
         "1. EU B-ORG\n2. # O\n\n1. Bob I-PER\n2. in O\n",
@@ -144,7 +144,7 @@ def test_words_may_be_numbers_and_lack_tags(tmp_path):
         ("a O\n\nEU X-ORG\n", "line 3: the tag of 'EU' is 'X-ORG'"),
         ("\n\n-DOCSTART- O\n", "has no words"),
         ("a NNP I-NP O\nBob NNP I-NP\n", "line 2 has 3 columns, but earlier lines have 4"),
-        # A misspelled tag in the outer column is an error; the inner column is not used instead.
+        # A misspelled tag in the outer column is rejected; the inner column is not used instead.
         ("a B-PER O\nb I-PER O\nc B-LOC B-PER\nd OE O\n", "line 4: the tag of 'd' is 'OE'"),
         ("New York\tNNP\tI-LOC\n", "line 1: 'New York' is not one word"),
         ("Guernica\tB-Work of Art\n", "line 1: the tag of 'Guernica' is 'B-Work of Art'"),
@@ -208,7 +208,7 @@ def encode(tagged, tokenizer, labels=LABELS, seq_len=16, by_document=False):
 
 
 def gather_labels(examples, places):
-    """Returns the label at each word's first piece, by sentence."""
+    """Returns the label at each word's first piece, one list per sentence."""
     return gather_words(places, np.split(examples.tokens["token_labels"], examples.offsets[1:-1]))
 
 

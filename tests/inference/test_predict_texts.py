@@ -220,7 +220,7 @@ def test_fill_mask_accepts_a_mask_token_with_another_name(folders, tmp_path, cap
     bert = bertjax.load(folder)
     expected = bertjax.load(folders[""]).fill_mask("a [MASK] b")
     assert bert.fill_mask("a <mask> b") == bert.fill_mask("a [MASK] b") == expected
-    # A text without a mask token prints only an error.
+    # If one text has no mask token, the command prints only an error, and no predictions for the other text.
     with pytest.raises(SystemExit):
         cli.main(["fill_mask", f"--checkpoint={folder}", "a <mask>", "b"])
     output, error = capfd.readouterr()

@@ -215,7 +215,7 @@ def modern_table(arguments: str = ""):
 
 
 @every_scale
-def test_rows_of_the_table_modern_differ_from_bert_in_one_change_and_have_its_flops(scale):
+def test_rows_of_the_modern_table_change_only_the_settings_that_they_name_at_equal_flops(scale):
     table, starts = modern_table(f",scale={scale},helped=rotary+geglu")
     names = {name for name, _ in starts}
     bert, best = starts["bert", "1"], starts["best_rotary_geglu", "1"]
@@ -239,7 +239,7 @@ def test_rows_of_the_table_modern_differ_from_bert_in_one_change_and_have_its_fl
     assert abs(1.5 * sizes[1] / sizes[0] - 1) < 0.01 and sizes[1] % 8 == 0
 
 
-def test_rows_of_the_table_modern_share_evaluation_settings_and_run_seed_by_seed():
+def test_rows_of_the_modern_table_share_evaluation_settings_and_run_seed_by_seed():
     table, starts = modern_table()
     assert [seed for _, seed in starts] == [seed for seed in "123" for _ in range(17)]
     runs_of = {cell.row: cell.runs for cell in table.cells if cell.column == "perplexity"}

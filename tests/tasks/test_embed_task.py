@@ -235,7 +235,7 @@ def test_a_stopped_run_continues_with_the_same_batches(files, letters):
         ("train={}/pairs.tsv,columns=anchor+anchor", {}, "only once"),
         ("train={}/lists.jsonl,columns=q+n", {}, "third column"),
         ("train={}/sts.tsv,loss=margin_mse,columns=sentence1+sentence2", {}, "a negative"),
-        ("train={}/pairs.tsv", {"data__guide": "{}/run"}, "gist or distill_vectors"),
+        ("train={}/pairs.tsv", {"data__guide": "{}/run"}, "loss=gist or loss=distill_vectors"),
         ("train={}/pairs.tsv,loss=distill_vectors", {"data__guide": "{}/run", "embed__temperature": 0.1}, "no effect"),
         ("train={}/pairs.tsv,columns=query+answer", {}, "query"),
         ("train={}/nli.tsv,scored=premise+hypothesis+label,loss=cosent", {}, "not a number"),

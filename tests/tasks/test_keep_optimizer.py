@@ -77,7 +77,7 @@ def test_field_of_the_saved_state_that_the_run_lacks_is_refused(stable, corpus, 
     ("flags", "message"),
     [
         ("--init_from={workdir} --config.optimizer.name=lamb", "optimizer.name: .* -> lamb"),
-        ("--init_from={workdir} --config.optimizer.freeze_layers=1", "has no optimizer state for this run"),
+        ("--init_from={workdir} --config.optimizer.freeze_layers=1", "does not fit this run"),
         ("", "--keep_optimizer continues pre-training; use it with --init_from"),
         ("--init_from={workdir} --config.optimizer.head_steps=1", "a pre-training config without head_steps"),
     ],

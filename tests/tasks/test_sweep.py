@@ -153,7 +153,7 @@ def test_grid_flags_give_the_cross_product_of_typed_values(glue, letters, tmp_pa
         error = refused(capfd, *command, "--grid=data.batch_size=16", f"--grid={invalid}")
         assert re.search(message, error), error
     assert len(seen_trials) == 8
-    # An invalid value is an error before any trial starts.
+    # An invalid value is rejected before any trial starts.
     monkeypatch.undo()
     assert "config.steps is -1" in refused(capfd, *command, "--grid=steps=4,-1")
     assert not [*tmp_path.iterdir()]

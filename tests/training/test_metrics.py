@@ -19,7 +19,7 @@ def tensorboard_scalars(workdir) -> dict[str, list[tuple[int, float]]]:
 
 
 def jsonl_scalars(workdir) -> dict[str, list[tuple[int, float]]]:
-    """Returns the steps and values of the JSON Lines files, by name."""
+    """Returns the steps and values of the JSON Lines files, keyed by name."""
     scalars: dict[str, list[tuple[int, float]]] = {}
     for name in (METRICS, TIMING):
         for line in map(json.loads, (workdir / name).read_text().splitlines()):

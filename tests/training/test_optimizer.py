@@ -244,7 +244,7 @@ def test_layer_decay_lowers_the_rate_of_lower_layers():
     ("fields", "message"),
     [
         ({"decay_steps": 5}, "decay_steps needs config.optimizer.schedule=warmup_stable_decay"),
-        ({"freeze": ("",)}, "use paths such as encoder"),
+        ({"freeze": ("",)}, "use a path such as encoder"),
         ({"freeze": ("encoder/layers",)}, "encoder/layers.*freeze_layers"),
         ({"freeze": ("encoder",), "freeze_layers": 1}, "freeze contains encoder; unset .* freeze_layers"),
     ],

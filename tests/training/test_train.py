@@ -33,6 +33,7 @@ from bertjax.training import progress, workdir
 from bertjax.training import train as loop
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.evaluation import evaluate_batches
+from bertjax.training.metrics import read_lines
 from bertjax.training.parameters import load_params_on_host
 from bertjax.training.sharding import make_mesh
 
@@ -122,6 +123,20 @@ def test_progress_warns_of_a_long_warm_up_and_keeps_the_first_loss(corpus, tmp_p
             assert run.first_loss == 3.0
         warning = "warm-up takes 2 of 2 steps, so the learning rate does not reach 0.01"
         assert any(warning in line for line in log_lines) == (warmup_steps == 2)
+
+
+def test_speed_excludes_steps_that_compile(corpus, tmp_path, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with contextlib.closing(progress.Progress(make(corpus), epath.Path(tmp_path), 0, [])) as run:
+        # Step 3 has another batch shape, which is compiled.
+        for step, now in enumerate((30.0, 31.0, 91.0, 93.0), 1):  # noqa: B007
+            if step == 3:
+                jax.monitoring.record_event_duration_secs("/jax/core/compile/backend_compile_duration", 50.0)
+            run.step_done(step, Mock(step=np.int32(step)))
+        run.log_step(4, {"loss": 1.0, TOKEN_FRACTION: 1.0, ATTENTION_FRACTION: 1.0})
+    (timing,) = read_lines(epath.Path(tmp_path / "timing.jsonl"))
+    assert timing["rows_per_second"] == 8 / 2
 
 
 def test_run_makes_no_implicit_transfers_follows_its_config_and_saves_nan_as_a_string(
@@ -258,15 +273,19 @@ def test_full_disk_error_is_one_line_with_the_last_good_checkpoint(corpus, tmp_p
     assert not [record for record in caplog.records if record.name == "absl"]
 
 
-def test_bias_correction_starts_with_the_encoder_after_the_head_steps(corpus, tmp_path):
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_optimizer_starts_again_with_the_encoder_after_the_head_steps(name, corpus, tmp_path):
     fields = {"steps": 4, "eval_every": 4, "checkpoint_every": 1, "keep_checkpoints": 4, "data__eval_rows": 8}
-    optimizer = {"name": "adamw", "weight_decay": 0.0, "head_steps": 2, "warmup_steps": 0}
+    optimizer = {"name": name, "weight_decay": 0.0, "head_steps": 2, "warmup_steps": 0}
     fields |= {f"optimizer__{name}": value for name, value in optimizer.items()}
     loop.train(make(corpus, **fields), str(tmp_path))
     before, after = (load_params_on_host(epath.Path(tmp_path / "checkpoints" / step)) for step in "23")
-    changes = [np.abs(after[name] - before[name]).max() for name in before if name.startswith("encoder")]
-    # The first bias-corrected update of each parameter is the learning rate, wherever the gradient is not tiny.
-    assert max(changes) == pytest.approx(1e-2, rel=1e-3)
+    changes = {path: after[path] - before[path] for path in before if path.startswith("encoder")}
+    # The first bias-corrected update of a parameter is as large as the learning rate, unless its gradient is tiny.
+    assert np.abs(changes["encoder/embeddings/token"]).max() == pytest.approx(1e-2, rel=1e-3)
+    # Muon scales the update of a kernel to 0.2 times the learning rate.
+    rms = np.sqrt(np.mean(np.square(changes["encoder/layers/mlp_in/kernel"])))
+    assert rms == pytest.approx(2e-3 if name == "muon" else 1e-2, rel=0.2)
 
 
 def test_evaluation_outputs_do_not_accumulate_on_devices(corpus):

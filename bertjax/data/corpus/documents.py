@@ -216,7 +216,7 @@ def split_sentences(text: str, layout: str, problems: Counter[str]) -> list[str]
 
 
 def with_spaces(sentences: Sequence[str], text: Text) -> list[str]:
-    """Returns the sentences of a text, each with a leading space, for byte-level BPE.
+    """Adds leading spaces to the sentences of a text, for byte-level BPE.
 
     The first sentence of a document and the lines of the layout `LINES` get no space.
     """

@@ -35,7 +35,7 @@ _LARGE_HELDOUT_SHARE = 0.2
 # Files that a corpus folder may contain. `--overwrite` replaces only folders with a manifest and no other files.
 _FILES = {store.MANIFEST: (store.MANIFEST, "*.bin", "vocab.txt", "*.model", "tokenizer.json", "pair_index")}
 
-# Messages for the `problems` of the manifest, by name. {} is the number of occurrences.
+# Messages for the `problems` of the manifest, keyed by name. {} is the number of occurrences.
 _PROBLEMS = {
     "characters_outside_doc": "{} characters outside <doc> ... </doc> were skipped",
     "documents_without_sentences": "{} documents were empty after cleaning and were skipped",

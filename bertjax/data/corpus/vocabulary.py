@@ -119,7 +119,7 @@ class Vocabulary:
         """Mask of the pieces that continue a word instead of starting one, bool [V]. False for special pieces."""
         marker, starts_word = self.word_marker
         marked = np.array([bool(marker) and piece.startswith(marker) for piece in self.pieces])
-        # Without marks, as in a vocabulary of characters, each piece is a word.
+        # If no piece has the marker, as in a vocabulary of characters, each piece is a word.
         continues = marked != (starts_word and marked.any())
         continues[[*self.special_ids, *(token["id"] for token in self._added_tokens)]] = False
         return continues

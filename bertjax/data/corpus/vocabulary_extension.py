@@ -123,7 +123,7 @@ def _count_pieces(word: str, pieces: set[str], candidate: str = "") -> int:
 def added_merges(vocabulary: Vocabulary, number: int, counts: Counter[str]) -> list[tuple[str, str]]:
     """Continues the training of byte-level BPE: returns at most `number` new merges, the most frequent pair first.
 
-    Every merge creates a piece that is new. `counts` are the counts of words in the byte-level alphabet.
+    Every merge creates a new piece. `counts` contains the count of each word, spelled in the byte-level alphabet.
     """
     model = vocabulary.engine().model
     pieces = {*vocabulary.pieces}
@@ -190,7 +190,7 @@ def _byte_level_words(vocabulary: Vocabulary, sentences: Iterable[str]) -> Count
 
 
 def _with_merges(vocabulary: Vocabulary, merges: Sequence[tuple[str, str]]) -> bytes:
-    """Returns the content of a `tokenizer.json` with more merges, whose pieces have the next free ids."""
+    """Returns the content of the `tokenizer.json` with `merges` added. New pieces get the next free ids."""
     data = json.loads(vocabulary.content)
     model = data["model"]
     # Enter the added tokens in the model's vocabulary. Otherwise, they would get new ids after the new pieces.

@@ -8,7 +8,7 @@ from pathlib import Path
 from bertjax.data.finetuning.tables import ReadStats, read_table
 from bertjax.errors import UsageError, quoted
 
-# Relevance grades by query id and document id.
+# Relevance grades, keyed by query id and document id.
 Judgments = Mapping[str, Mapping[str, int]]
 
 

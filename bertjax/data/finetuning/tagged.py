@@ -36,7 +36,7 @@ _CHUNKS = {"NP", "VP", "PP", "ADJP", "ADVP", "SBAR", "PRT", "CONJP", "INTJ", "LS
 _MIN_ROWS = 20
 # Line number and columns of a line.
 _Line: TypeAlias = tuple[int, list[str]]
-# Example index and token position of each word, by sentence.
+# For each sentence, the example index and the token position of each of its words.
 Places: TypeAlias = list[list[tuple[int, int]]]
 
 
@@ -46,7 +46,7 @@ class TaggedText(Source):
 
     Attributes:
       sentences: words of each sentence.
-      tags: tag of each word, by sentence; all tags are "" if the text has none.
+      tags: tags of each sentence's words; all tags are "" if the text has none.
       documents: number of each sentence's document, ascending.
       lines: line number of each sentence's first word (default: (), the words are not from a file).
     """
@@ -129,7 +129,7 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
 
 
 def _read_sentences(path: Path, stats: ReadStats) -> tuple[list[list[_Line]], list[int], bool]:
-    """Returns the lines with words, by sentence, the document number of each sentence, and whether lines had indices.
+    """Returns the lines of each sentence's words, each sentence's document number, and whether lines had indices.
 
     Removes comment lines and a first column of word indices, which must count the words of each sentence, or of the
     file. A line that starts with `#` is a comment. In a file without indices, it is a word if it has a tag and as many
@@ -303,7 +303,7 @@ def encode_tagged(
 
 
 def gather_words(places: Places, values: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-    """Gathers one value per word, by sentence, from the per-token arrays [length, ...] of all examples."""
+    """Gathers one value per word from the per-token arrays [length, ...] of all examples, one list per sentence."""
     return [[values[example][position] for example, position in sentence] for sentence in places]
 
 

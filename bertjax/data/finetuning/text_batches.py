@@ -153,7 +153,7 @@ def train_batch(
     used, columns = indices != NO_EXAMPLE, examples.num_columns
     keys = np.where(used[:, None], examples.keys[indices], -1)
     if unique:
-        # A negative is repeated if its text equals an earlier text of the batch, in column-major order.
+        # Omit negatives whose text occurs earlier in the batch, in column-major order. Keep anchors and positives.
         by_column = keys.T.ravel()
         is_kept = np.arange(len(by_column)) < 2 * len(keys)  # anchors and positives
         is_kept[np.unique(by_column, return_index=True)[1]] = True

@@ -15,8 +15,8 @@ MIN_ROW_TOKENS = 8
 MIN_PAIR_TOKENS = 5
 # Number of special tokens in [CLS] A [SEP] B [SEP] and in [CLS] A [SEP].
 PAIR_SPECIAL_TOKENS, TEXT_SPECIAL_TOKENS = 3, 2
-# Maximum sentence pairs per packed row. On Wikipedia at length 512, a limit of 4 leaves 0.7 % padding, and a limit of 8
-# leaves 0.1 %. At length 128, a limit above 2 has no effect, since most pairs are longer than half a row.
+# Maximum number of sentence pairs per packed row. On Wikipedia at length 512, a limit of 4 leaves 0.7 % padding, and a
+# limit of 8 leaves 0.1 %. At length 128, a limit above 2 has no effect, since most pairs are longer than half a row.
 MAX_PAIRS_PER_ROW = 8
 # A packed row of documents has at most one document per this number of tokens.
 _TOKENS_PER_DOCUMENT = 32
@@ -160,7 +160,7 @@ class Phase:
 
     @property
     def max_sequences_per_row(self) -> int:
-        """Maximum sentence pairs or documents of a row (1 if rows are not packed)."""
+        """Maximum number of sentence pairs or documents of a row (1 if rows are not packed)."""
         if not self.row_format.packed:
             return 1
         by_length = 0 if self.row_format.pairing else self.seq_len // _TOKENS_PER_DOCUMENT

@@ -240,7 +240,8 @@ class EmbedConfig(FinetuningConfig):
         if self.loss.needs_guide and data.has_files and data.training_files and not data.guide:
             raise UsageError(f"loss={embed.loss} needs vectors of another model; set --config.data.guide=CKPT")
         if data.guide and not self.loss.needs_guide:
-            raise UsageError(f"config.data.guide has no effect with loss={embed.loss}; use gist or distill_vectors")
+            fix = "use loss=gist or loss=distill_vectors"
+            raise UsageError(f"config.data.guide has no effect with loss={embed.loss}; {fix}")
         if self.has_model and self.model.encoder == LSTM:
             raise UsageError("an LSTM encoder cannot be trained as an embedder; use a Transformer")
 

@@ -83,9 +83,9 @@ class RankedDocuments:
       name: file of the pairs, or folder of the retrieval data.
       metrics: metrics of `retrieval_scores` to report; the first one selects the best checkpoint.
       records_file: name of the file for `records`.
-      queries, documents: index of each text, by query or document id.
-      judgments: relevance grade of each judged document, by query id and document id.
-      copies: queries for which the document of the same id is not retrieved, see `RetrievalData`.
+      queries, documents: index of each text, keyed by query id or document id.
+      judgments: relevance grade of each judged document, keyed by query id and document id.
+      copies: ids of queries whose document of the same id is left out of the ranking, see `RetrievalData`.
     """
 
     name: str
@@ -121,7 +121,7 @@ class RankedDocuments:
         return self._scores(self._rank(vectors, _DEPTH))
 
     def baseline(self, texts: Sequence[str]) -> dict[str, float]:
-        """Ranks documents by BM25. Logs how to install bm25s and returns {} if it is missing."""
+        """Returns the metrics of ranking by BM25. If bm25s is missing, logs how to install it and returns {}."""
         documents, queries = (
             {key: texts[index] for key, index in indices.items()} for indices in (self.documents, self.queries)
         )

@@ -38,7 +38,7 @@ _TRANSFORMER_CONFIGS = tuple(
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 _OLD_POOLING = "1_Pooling/config.json"
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
-# Files written by exports.
+# Names and patterns of the files and folders that exports write.
 FILES = (MODULES, _PROMPTS, _TRANSFORMER_CONFIGS[0], "*_Pooling", "*_Dense", "*_Normalize", "*_LayerNorm")
 # Files to download.
 READ_FILES = (MODULES, _PROMPTS, *_TRANSFORMER_CONFIGS, _OLD_POOLING)

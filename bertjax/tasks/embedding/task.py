@@ -240,7 +240,7 @@ class EmbedTask(FinetuningTask):
         }
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
-        """Formats each text of a row, with its example's index in the batch, its column, and the example's labels."""
+        """Formats each text of a row as a line: index of its example, column, labels if there are any, and pieces."""
         ids, sequences = batch["input_ids"][row], batch["sequence_ids"][row]
         columns = 1 + batch["document_weights"].shape[1]
         lines = []

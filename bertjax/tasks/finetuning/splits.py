@@ -35,7 +35,7 @@ def evaluated_split(data: FinetuningData, train: bool) -> str:
 def divide(
     data: FinetuningData, rows: Source, read_stats: list[ReadStats], by_document: bool
 ) -> tuple[Source, Source | None]:
-    """Divides the rows of the training file into training and dev rows (None if `dev_share` is 0).
+    """Divides the rows of the training file into training rows and dev rows. Without `dev_share`, dev rows are None.
 
     Holds out `dev_share` first. `train_share` is a fraction of the remaining rows or, with `by_document`, documents.
     Sets the number of used rows in the last item of `read_stats`, and appends an item for the dev rows.

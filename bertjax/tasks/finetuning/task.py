@@ -68,7 +68,7 @@ class FinetuningTask(Task):
     def __init__(self, config: FinetuningConfig, train: bool = True) -> None:
         """Reads the data. Raises a UsageError if `train` is True and the config sets no data."""
         super().__init__(config)
-        self.has_cached_features = bool(config.feature_head.features)
+        self.uses_frozen_features = bool(config.feature_head.features)
         self.read_stats: list[ReadStats] = []
         self.data_notes: list[str] = []
         if not config.has_data:

@@ -1,1 +1,1 @@
-"""Objectives: model, loss and metrics of a training step as pure functions."""
+"""Objectives of train steps: each defines a model, its loss and its metrics, computed by pure functions."""

@@ -24,7 +24,8 @@ from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
 class MaskedLm(PretrainingObjective):
     """Masked LM and next-sentence prediction. The loss is the sum of their mean losses (section A.2 of the paper)."""
 
-    # Prefixes of metric names, for predicted tokens and for sentence pairs.
+    # Prefixes of metric names, for predicted tokens and for sentence pairs. A subclass that changes one must also
+    # define `metrics`.
     token_prefix: ClassVar[str] = "mlm"
     pair_prefix: ClassVar[str] = "nsp"
     metrics = (
@@ -50,7 +51,7 @@ class MaskedLm(PretrainingObjective):
             masked_ids.append(batch["masked_lm_ids"][batch["masked_lm_weights"] > 0])
         values = token_frequency_baseline(corpus, masked_ids)
         metrics = {f"{self.token_prefix}_{name}": values[name] for name in ("loss", "accuracy")}
-        metrics["heldout_entropy"] = values["heldout_entropy"]  # minimum loss without context
+        metrics["heldout_entropy"] = values["heldout_entropy"]  # minimum loss of predictions that ignore the context
         if label_counts.sum():
             metrics[f"{self.pair_prefix}_accuracy"] = float(label_counts.max() / label_counts.sum())
         return metrics

@@ -9,8 +9,8 @@ import flax.linen as nn
 from bertjax.data.corpus.store import Corpus
 from bertjax.data.pretraining.config import Phase, RowFormat
 from bertjax.data.schema import Schema
+from bertjax.model import flops
 from bertjax.model.config import ModelConfig
-from bertjax.model.flops import attention_flops_per_token, flops_per_token
 from bertjax.tasks.objectives.step_cost import StepCost
 from bertjax.tasks.task import NumpyBatch, Objective
 
@@ -20,8 +20,8 @@ class PretrainingObjective(Objective):
     """Rows, loss, metrics and cost of pre-training with one objective.
 
     `OBJECTIVES` in `tasks/pretraining/config.py` maps names to subclasses, and `PretrainingTask` calls their methods.
-    Subclasses define `metrics`, `model_class`, `denominators` and `compute`. A head with other outputs needs its own
-    parameter name, so that it is not loaded by accident from a checkpoint of another objective.
+    Subclasses define `metrics`, `model_class`, `denominators` and `compute`. A head whose outputs have another meaning
+    needs another parameter name, so that it is not loaded from a checkpoint of another objective.
 
     Attributes:
       packing: whether several sentence pairs or documents share a training row.
@@ -66,7 +66,7 @@ class PretrainingObjective(Objective):
         return batches
 
     def axis_sizes(self, phase: Phase) -> dict[str, int]:
-        """Implements `Task.axis_sizes` for a phase."""
+        """Returns the axis sizes of a synthetic batch of a phase, for `Task.axis_sizes`."""
         config = self.model.config
         return {
             "rows": phase.batch_size,
@@ -88,12 +88,12 @@ class PretrainingObjective(Objective):
         For a head without vocabulary logits, return `bertjax.model.flops.flops_per_token(config, seq_len)` plus
         `TRAINING_FACTOR` times the head's forward FLOPs per token.
         """
-        return flops_per_token(self.model.config, phase.seq_len, phase.row_predictions)
+        return flops.flops_per_token(self.model.config, phase.seq_len, phase.row_predictions)
 
     def step_cost(self, phase: Phase, steps: int) -> StepCost:
         """Returns the number of rows, positions and FLOPs of `steps` steps of a phase."""
         rows = steps * phase.batch_size
         positions = rows * phase.seq_len
-        attention_flops = attention_flops_per_token(self.model.config, phase.seq_len)
-        flops = positions * self.flops_per_token(phase)
-        return StepCost(rows, positions, flops=flops, attention_flops=positions * attention_flops)
+        attention_flops = flops.attention_flops_per_token(self.model.config, phase.seq_len)
+        total_flops = positions * self.flops_per_token(phase)
+        return StepCost(rows, positions, flops=total_flops, attention_flops=positions * attention_flops)

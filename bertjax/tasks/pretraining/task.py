@@ -87,7 +87,7 @@ class PretrainingTask(Task):
         return tuple((phase.stop_step, phase.learning_rate) for phase in self.phases)
 
     def objective_at(self, num_updates: int) -> PretrainingObjective:
-        # The last step of a phase makes update `stop_step`.
+        # `stop_step` is the number of updates after the last step of a phase.
         return self._objectives[sum(num_updates > phase.stop_step for phase in self.phases[:-1])]
 
     @functools.cached_property

@@ -149,7 +149,7 @@ def test_rows_without_a_class_are_skipped(monkeypatch):
     assert [row.fields["label"] for row in dataset_rows.read_hub("hf:a/b:train", ("label",), ReadStats(""))] == ["yes"]
 
 
-def test_columns_of_a_dataset_are_rows_of_an_embedder_and_rows_with_null_are_skipped(hub, letters):
+def test_embedder_reads_columns_of_a_dataset_and_skips_rows_with_null(hub, letters):
     rows = ({"q": "a", "a": "b", "x": 1}, {"q": "c", "a": None, "x": 2}, {"q": "d", "a": "e", "x": None})
     hub.push("datasets/org/pairs", {"train.jsonl": lines(*rows)})
     data = EmbedData(train_file="hf:org/pairs:train")
