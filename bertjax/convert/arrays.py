@@ -17,31 +17,22 @@ FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """bertjax parameter and its transformers counterpart.
+    """bertjax parameter and its transformers counterpart."""
 
-    Attributes:
-      path: path in bertjax.
-      name: transformers name; contains `{layer}` if each layer has an array.
-      shape: shape in bertjax, without the layer axis.
-      num_layers: number of layers (default: 0, no layer axis).
-      first_layer: lowest layer that has the parameter in transformers. In bertjax, lower layers have an unused array.
-      num_input_axes: number of leading axes of a kernel that are input axes (default: 0, not a kernel).
-      unpadded_rows: number of rows in other formats, for parameters whose first axis is the padded vocabulary (default:
-        0, not padded).
-      part: (index, count, heads), the position of the kernel in a fused array of `count` kernels, interleaved over
-        `heads` (default: (0, 1, 1), not fused).
-      is_required: whether the model cannot be used without the parameter's module (default: False).
-    """
-
-    path: str
-    name: str
-    shape: tuple[int, ...]
-    num_layers: int = 0
+    path: str  # path in bertjax
+    name: str  # transformers name; contains `{layer}` if each layer has an array
+    shape: tuple[int, ...]  # shape in bertjax, without the layer axis
+    num_layers: int = 0  # number of layers (default: 0, no layer axis)
+    # Lowest layer that has the parameter in transformers. In bertjax, lower layers have an unused array.
     first_layer: int = 0
-    num_input_axes: int = 0
+    num_input_axes: int = 0  # number of leading axes of a kernel that are input axes (default: 0, not a kernel)
+    # Number of rows in other formats, for parameters whose first axis is the padded vocabulary (default: 0, not
+    # padded).
     unpadded_rows: int = 0
+    # (index, count, heads), the position of the kernel in a fused array of `count` kernels, interleaved over `heads`
+    # (default: (0, 1, 1), not fused).
     part: tuple[int, int, int] = (0, 1, 1)
-    is_required: bool = False
+    is_required: bool = False  # whether the model cannot be used without the parameter's module
 
     @property
     def module(self) -> str:

@@ -43,19 +43,13 @@ _LEAVES = {"": "", "/kernel": ".weight", "/scale": ".weight", "/bias": ".bias"}
 
 @dataclasses.dataclass(frozen=True)
 class OutputKind:
-    """Kind of output layer.
+    """Kind of output layer."""
 
-    Attributes:
-      task: task that fine-tunes models of this kind.
-      build_model: function that builds the Flax module from a config and a number of outputs.
-      pipeline: pipeline tag of model cards on the Hugging Face Hub.
-      num_outputs: number of outputs (default: 0, one output per label).
-    """
-
-    task: str
+    task: str  # task that fine-tunes models of this kind
+    # Function that builds the Flax module from a config and a number of outputs.
     build_model: Callable[[ModelConfig, int], nn.Module]
-    pipeline: str
-    num_outputs: int = 0
+    pipeline: str  # pipeline tag of model cards on the Hugging Face Hub
+    num_outputs: int = 0  # number of outputs (default: 0, one output per label)
 
 
 OUTPUT_KINDS = {
@@ -69,57 +63,43 @@ OUTPUT_KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class ModelClass:
-    """Model class of transformers.
+    """Model class of transformers."""
 
-    Attributes:
-      modules: modules besides the encoder.
-      output_kinds: kinds of output layer that the class may have, the most common one first (default: ("",), no output
-        layer).
-      output_layer: transformers name of the output layer.
-      pooler: transformers name of the dense layer before the output layer (default: "", as in `Family.arrays`).
-    """
-
-    modules: tuple[str, ...]
+    modules: tuple[str, ...]  # modules besides the encoder
+    # Kinds of output layer that the class may have, the most common one first (default: ("",), no output layer).
     output_kinds: tuple[str, ...] = ("",)
-    output_layer: str = "classifier"
+    output_layer: str = "classifier"  # transformers name of the output layer
+    # Transformers name of the dense layer before the output layer (default: "", as in `Family.arrays`).
     pooler: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Config fields, model classes and arrays of a transformers model family, with their bertjax counterparts.
+    """Config fields, model classes and arrays of a transformers model family, with their bertjax counterparts."""
 
-    Attributes:
-      model_type: `model_type` of a config.
-      fields: maps field names of `ModelConfig` to field names of the transformers config. Activations are translated.
-      classes: model classes, keyed by name.
-      prefix: prefix of the encoder's array names. Only arrays of an encoder without heads lack it.
-      arrays: (bertjax path, name in the safetensors file) of each dense layer, norm and table. `{layer}` is the layer
-        number. A third element, `index/count`, is the position of the kernel in a fused transformers array of `count`
-        kernels. In `heads index/count`, this array contains the `count` kernels of the first head, then those of the
-        next head.
-      tokenizer_class: tokenizer class for folders without `tokenizer_class` (default: use `tokenizer.json` as it is).
-      values: `ModelConfig` values for fields that a config omits, and for fields that all models of the family share.
-      fixed: config fields with a single supported value.
-      refused: config fields that must be unset or false.
-      read_fields: function from a config to other fields of `ModelConfig`.
-      write_fields: function from a `ModelConfig` to other config fields.
-      has_own_code: whether transformers runs custom code from the folder, which the config's `auto_map` names.
-      token_ids: names of special tokens, keyed by the config field that contains the token's id.
-    """
-
-    model_type: str
+    model_type: str  # `model_type` of a config
+    # Maps field names of `ModelConfig` to field names of the transformers config. Activations are translated.
     fields: Mapping[str, str]
-    classes: Mapping[str, ModelClass]
-    prefix: str
+    classes: Mapping[str, ModelClass]  # model classes, keyed by name
+    prefix: str  # prefix of the encoder's array names. Only arrays of an encoder without heads lack it.
+    # (bertjax path, name in the safetensors file) of each dense layer, norm and table. `{layer}` is the layer number. A
+    # third element, `index/count`, is the position of the kernel in a fused transformers array of `count` kernels. In
+    # `heads index/count`, this array contains the `count` kernels of the first head, then those of the next head.
     arrays: tuple[tuple[str, ...], ...]
+    # Tokenizer class for folders without `tokenizer_class` (default: use `tokenizer.json` as it is).
     tokenizer_class: str = "PreTrainedTokenizer"
+    # `ModelConfig` values for fields that a config omits, and for fields that all models of the family share.
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # config fields with a single supported value
+    # Config fields that must be unset or false.
     refused: tuple[str, ...] = ("is_decoder", "is_causal", "add_cross_attention", "quantization_config")
+    # Function from a config to other fields of `ModelConfig`.
     read_fields: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
+    # Function from a `ModelConfig` to other config fields.
     write_fields: Callable[[ModelConfig], dict[str, Any]] = lambda _: {}
+    # Whether transformers runs custom code from the folder, which the config's `auto_map` names.
     has_own_code: bool = False
+    # Names of special tokens, keyed by the config field that contains the token's id.
     token_ids: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"pad_token_id": "pad"})
 
     @property

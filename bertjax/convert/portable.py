@@ -61,31 +61,21 @@ WORKDIR_FILES = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PortableCheckpoint:
-    """Checkpoint in memory, independent of its format.
-
-    Attributes:
-      config: model config.
-      params: float32 arrays, keyed by parameter path, with stacked layers. Exports to other formats remove the arrays
-        one by one to save memory.
-      vocabulary: vocabulary, or None if the source has no vocabulary.
-      output_kind: kind of the output layer (default: "", no output layer).
-      labels: names of classes, labels or tags in the order of their ids (default: (), no labels).
-      notes: messages about the import, for the user.
-      embedder: modules of a sentence-transformers model (default: None, no such modules).
-      unexported: `unexported_modules` of the run's objective, which exports leave out.
-      source: folder of the original checkpoint in Hugging Face's format (default: `-`, unknown).
-      description: description of the Flax module (default: None, follows from the parameters and the output layer).
-    """
+    """Checkpoint in memory, independent of its format."""
 
     config: ModelConfig
+    # Float32 arrays, keyed by parameter path, with stacked layers. Exports to other formats remove the arrays one by
+    # one to save memory.
     params: dict[str, np.ndarray]
-    vocabulary: Vocabulary | None
-    output_kind: str = ""
-    labels: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    vocabulary: Vocabulary | None  # vocabulary, or None if the source has no vocabulary
+    output_kind: str = ""  # kind of the output layer (default: "", no output layer)
+    labels: tuple[str, ...] = ()  # names of classes, labels or tags in the order of their ids (default: (), no labels)
+    notes: tuple[str, ...] = ()  # messages about the import, for the user
+    # Modules of a sentence-transformers model (default: None, no such modules).
     embedder: SentenceEmbedder | None = None
-    unexported: tuple[str, ...] = ()
-    source: str = "-"
+    unexported: tuple[str, ...] = ()  # `unexported_modules` of the run's objective, which exports leave out
+    source: str = "-"  # folder of the original checkpoint in Hugging Face's format (default: `-`, unknown)
+    # Description of the Flax module (default: None, follows from the parameters and the output layer).
     description: dict[str, Any] | None = None
 
     @property

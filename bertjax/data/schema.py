@@ -9,24 +9,16 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """Specification of one array of a batch.
+    """Specification of one array of a batch."""
 
-    Attributes:
-      name: key in the batch.
-      axes: names of the axes after the row axis.
-      dtype: int32 or float32.
-      num_values: key of a number n in the `sizes` of `synthetic_batch`. The array is filled with random integers below
-        n (default: "", filled with 1).
-      ascending: whether `synthetic_batch` fills the last axis with 0, 1, 2, ...
-      padding: value in padding rows.
-    """
-
-    name: str
-    axes: tuple[str, ...]
-    dtype: str = "int32"
+    name: str  # key in the batch
+    axes: tuple[str, ...]  # names of the axes after the row axis
+    dtype: str = "int32"  # int32 or float32
+    # Key of a number n in the `sizes` of `synthetic_batch`. The array is filled with random integers below n (default:
+    # "", filled with 1).
     num_values: str = ""
-    ascending: bool = False
-    padding: int = 0
+    ascending: bool = False  # whether `synthetic_batch` fills the last axis with 0, 1, 2, ..
+    padding: int = 0  # value in padding rows
 
 
 Schema = tuple[ArraySpec, ...]

@@ -146,19 +146,12 @@ def _pack(lengths: np.ndarray, row_lens: list[int]) -> dict[int, list[list[int]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class VectorEncoder:
-    """Encoder of texts or pairs of texts into one vector each.
+    """Encoder of texts or pairs of texts into one vector each."""
 
-    Attributes:
-      model: model that computes the hidden states.
-      pooling: `cls`, `mean`, or `auto` for the modules of the sentence-transformers model.
-      prompt: prefix of each text; see `resolve_prompt`.
-      num_texts: number of texts, for the progress bar (default: None, unknown).
-    """
-
-    model: LoadedModel
-    pooling: str
-    prompt: str = ""
-    num_texts: int | None = None
+    model: LoadedModel  # model that computes the hidden states
+    pooling: str  # `cls`, `mean`, or `auto` for the modules of the sentence-transformers model
+    prompt: str = ""  # prefix of each text; see `resolve_prompt`
+    num_texts: int | None = None  # number of texts, for the progress bar (default: None, unknown)
 
     def __post_init__(self) -> None:
         poolings = " or ".join(map(repr, POOLINGS))

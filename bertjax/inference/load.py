@@ -46,41 +46,29 @@ Batch = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class InferenceDefaults:
-    """Inference settings from the fine-tuning run. Converted checkpoints use the defaults.
+    """Inference settings from the fine-tuning run. Converted checkpoints use the defaults."""
 
-    Attributes:
-      seq_len: maximum tokens per row (default: 0, the model's maximum).
-      texts: number of texts per row, 1 or 2 (default: 0, either).
-      doc_stride, max_query_len, n_best, max_answer_len: see `SquadData`.
-      threshold: minimum probability of a predicted label in multi-label classification.
-      null_threshold: null odds above which a question is unanswerable (default: None, every question has an answer).
-    """
-
-    seq_len: int = 0
-    texts: int = 0
+    seq_len: int = 0  # maximum tokens per row (default: 0, the model's maximum)
+    texts: int = 0  # number of texts per row, 1 or 2 (default: 0, either)
+    # `doc_stride`, `max_query_len`, `n_best`, `max_answer_len`: see `SquadData`.
     doc_stride: int = SquadData.doc_stride
     max_query_len: int = SquadData.max_query_len
     n_best: int = SquadData.n_best
     max_answer_len: int = SquadData.max_answer_len
+    # Null odds above which a question is unanswerable (default: None, every question has an answer).
     null_threshold: float | None = None
-    threshold: float = TextData.threshold
+    threshold: float = TextData.threshold  # minimum probability of a predicted label in multi-label classification
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class LoadedModel(PortableCheckpoint):
-    """Checkpoint whose parameters are on a device mesh, including those of heads that `model` does not use.
-
-    Attributes:
-      mesh: device mesh.
-      path: path of the checkpoint, for error messages.
-      defaults: inference settings of the fine-tuning run.
-    """
+    """Checkpoint whose parameters are on a device mesh, including those of heads that `model` does not use."""
 
     params: dict[str, Any]
     vocabulary: Vocabulary
     mesh: Mesh
-    path: str
-    defaults: InferenceDefaults
+    path: str  # path of the checkpoint, for error messages
+    defaults: InferenceDefaults  # inference settings of the fine-tuning run
 
     @functools.cached_property
     def nested_params(self) -> dict[str, Any]:

@@ -18,24 +18,16 @@ _NAME_WIDTH = 24
 
 @dataclasses.dataclass(frozen=True)
 class ClassReport:
-    """Prediction counts by class.
+    """Prediction counts by class."""
 
-    Attributes:
-      classes: names of the K classes.
-      correct: correct predictions of each class, int64 [K].
-      predicted: all predictions of each class, int64 [K].
-      support: labels of each class, int64 [K].
-      confusion: confusion matrix with labels as rows and predictions as columns, int64 [M, M]. M is K, or K + 1 if the
-        last row and column are `NO_ENTITY`. None for multi-label data.
-      scale: factor that multiplies precision, recall and F1: 1, or 100 for percent.
-    """
-
-    classes: tuple[str, ...]
-    correct: np.ndarray
-    predicted: np.ndarray
-    support: np.ndarray
+    classes: tuple[str, ...]  # names of the K classes
+    correct: np.ndarray  # correct predictions of each class, int64 [K]
+    predicted: np.ndarray  # all predictions of each class, int64 [K]
+    support: np.ndarray  # labels of each class, int64 [K]
+    # Confusion matrix with labels as rows and predictions as columns, int64 [M, M]. M is K, or K + 1 if the last row
+    # and column are `NO_ENTITY`. None for multi-label data.
     confusion: np.ndarray | None = None
-    scale: float = 1.0
+    scale: float = 1.0  # factor that multiplies precision, recall and F1: 1, or 100 for percent
 
     @property
     def confusion_names(self) -> tuple[str, ...]:

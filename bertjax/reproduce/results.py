@@ -26,36 +26,26 @@ _PATH_ARGUMENTS = ("corpus", "path", "train", "dev", "test")
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Metrics of a finished run.
+    """Metrics of a finished run."""
 
-    Attributes:
-      settings: experiment name, config arguments and overrides of the run, without data paths.
-      metrics: metrics of each seed on dev or held-out data. For a sweep, the seeds of the best setting.
-      started_from: fingerprint of the initial parameters (default: empty, random parameters).
-      fingerprint: fingerprint of the resulting parameters (default: empty, unknown or several seeds).
-      members: fingerprints of the models in an ensemble.
-    """
-
-    settings: Sequence[str]
+    settings: Sequence[str]  # experiment name, config arguments and overrides of the run, without data paths
+    # Metrics of each seed on dev or held-out data. For a sweep, the seeds of the best setting.
     metrics: Sequence[dict[str, float]]
-    started_from: str = ""
-    fingerprint: str = ""
-    members: Sequence[str] = ()
+    started_from: str = ""  # fingerprint of the initial parameters (default: empty, random parameters)
+    fingerprint: str = ""  # fingerprint of the resulting parameters (default: empty, unknown or several seeds)
+    members: Sequence[str] = ()  # fingerprints of the models in an ensemble
 
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """Results of one or more folders and files. If several sources contain the same entry, the first source is used.
+    """Results of one or more folders and files. If several sources contain the same entry, the first source is used."""
 
-    Attributes:
-      sources: path and outcomes of each source. The outcomes of a file are keyed by run name. Those of a folder are
-        None, because they are read from its workdirs.
-      tables: experiment (`FILE:ARGUMENTS`) of each requested table, keyed by table name.
-      seconds: duration in seconds of each run that was not interrupted, keyed by run name.
-    """
-
+    # Path and outcomes of each source. The outcomes of a file are keyed by run name. Those of a folder are None,
+    # because they are read from its workdirs.
     sources: tuple[tuple[str, Mapping[str, Outcome] | None], ...]
+    # Experiment (`FILE:ARGUMENTS`) of each requested table, keyed by table name.
     tables: dict[str, str] = dataclasses.field(default_factory=dict)
+    # Duration in seconds of each run that was not interrupted, keyed by run name.
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property

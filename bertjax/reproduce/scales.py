@@ -10,61 +10,37 @@ PAPER, SMALL, MEDIUM = "paper", "small", "medium"
 
 @dataclasses.dataclass(frozen=True)
 class FineTuning:
-    """Settings of fine-tuning on one task.
+    """Settings of fine-tuning on one task."""
 
-    Attributes:
-      tokens: approximate tokens per epoch, including padding.
-      overrides: `--config.FIELD=VALUE` flags (default: none).
-      grid: name of the hyperparameter grid of the sweep (default: `one`, a single setting).
-    """
-
-    tokens: float
-    overrides: tuple[str, ...] = ()
-    grid: str = "one"
+    tokens: float  # approximate tokens per epoch, including padding
+    overrides: tuple[str, ...] = ()  # `--config.FIELD=VALUE` flags (default: none)
+    grid: str = "one"  # name of the hyperparameter grid of the sweep (default: `one`, a single setting)
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Model sizes, row lengths and settings of all runs.
+    """Model sizes, row lengths and settings of all runs."""
 
-    Attributes:
-      name: `paper`, `small` or `medium`.
-      description: description for the notes of a table.
-      base, large: model sizes of BASE and LARGE.
-      pretraining: `FILE:ARGUMENTS` of pre-training, without size and corpus.
-      pretraining_overrides: overrides of all pre-training runs.
-      sentence_pair_overrides: overrides of pre-training runs on sentence pairs.
-      vocab_size: approximate vocabulary size, for FLOP estimates.
-      figure5_steps: steps of the pre-training checkpoints that Figure 5 fine-tunes.
-      figure5_overrides: overrides that keep the checkpoints at `figure5_steps`.
-      ensemble_size: number of models in an ensemble.
-      pretraining_seeds: number of pre-training runs per row of Table 5.
-      finetuning_seeds: number of seeds of a fine-tuning run.
-      lstm_size: number of units of a BiLSTM per direction.
-      equal_flops: size of a left-to-right Transformer, and size of an LSTM encoder, each with as many FLOPs as BASE.
-      table6_sizes: model size of each row of Table 6.
-      tasks: settings of each task by name.
-      feature_epochs: number of epochs of the feature-based approach.
-    """
-
-    name: str
-    description: str
+    name: str  # `paper`, `small` or `medium`
+    description: str  # description for the notes of a table
+    # `base`, `large`: model sizes of BASE and LARGE.
     base: str
     large: str
-    pretraining: str
-    pretraining_overrides: tuple[str, ...]
-    sentence_pair_overrides: tuple[str, ...]
-    vocab_size: int
-    figure5_steps: tuple[int, ...]
-    figure5_overrides: tuple[str, ...]
-    ensemble_size: int
-    pretraining_seeds: int
-    finetuning_seeds: int
-    lstm_size: int
+    pretraining: str  # `FILE:ARGUMENTS` of pre-training, without size and corpus
+    pretraining_overrides: tuple[str, ...]  # overrides of all pre-training runs
+    sentence_pair_overrides: tuple[str, ...]  # overrides of pre-training runs on sentence pairs
+    vocab_size: int  # approximate vocabulary size, for FLOP estimates
+    figure5_steps: tuple[int, ...]  # steps of the pre-training checkpoints that Figure 5 fine-tunes
+    figure5_overrides: tuple[str, ...]  # overrides that keep the checkpoints at `figure5_steps`
+    ensemble_size: int  # number of models in an ensemble
+    pretraining_seeds: int  # number of pre-training runs per row of Table 5
+    finetuning_seeds: int  # number of seeds of a fine-tuning run
+    lstm_size: int  # number of units of a BiLSTM per direction
+    # Size of a left-to-right Transformer, and size of an LSTM encoder, each with as many FLOPs as BASE.
     equal_flops: tuple[str, str]
-    table6_sizes: tuple[str, ...]
-    tasks: Mapping[str, FineTuning]
-    feature_epochs: int
+    table6_sizes: tuple[str, ...]  # model size of each row of Table 6
+    tasks: Mapping[str, FineTuning]  # settings of each task by name
+    feature_epochs: int  # number of epochs of the feature-based approach
 
 
 _A_TENTH_ONCE = ("--config.epochs=1", "--config.data.train_share=0.1")

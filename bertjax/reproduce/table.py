@@ -14,37 +14,25 @@ from bertjax.model.config import ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One command: a pre-training run, fine-tuning runs with several seeds, or an ensemble of fine-tuning runs.
+    """One command: a pre-training run, fine-tuning runs with several seeds, or an ensemble of fine-tuning runs."""
 
-    Attributes:
-      name: folder in the results folder, such as `sst2/bert`. Tables that share a run use the same name.
-      config: `FILE:ARGUMENTS` of an experiment (empty for an ensemble).
-      overrides: `--config.FIELD=VALUE` flags.
-      init_from: single-seed run whose checkpoint initializes this run.
-      init_step: step of the checkpoint (default: 0, the last checkpoint of a pre-training run, or the best checkpoint
-        of a fine-tuning run).
-      seeds: number of consecutive seeds per sweep setting, starting at the config's seed (default: 0, no sweep, but one
-        run with the config's seed).
-      members: single-seed fine-tuning runs of an ensemble.
-      released: path or Hub address of a released checkpoint (default: empty). If set, the run trains nothing.
-      fingerprint: fingerprint of the parameters of `released`.
-      model: pre-trained model, for time estimates of runs that start from this one (default: BASE).
-      flops: training FLOPs, for time estimates.
-      missing_data: description of required data that is not available (default: empty, nothing is missing).
-    """
-
-    name: str
-    config: str = ""
-    overrides: tuple[str, ...] = ()
-    init_from: "Run | None" = None
+    name: str  # folder in the results folder, such as `sst2/bert`. Tables that share a run use the same name.
+    config: str = ""  # `FILE:ARGUMENTS` of an experiment (empty for an ensemble)
+    overrides: tuple[str, ...] = ()  # `--config.FIELD=VALUE` flags
+    init_from: "Run | None" = None  # single-seed run whose checkpoint initializes this run
+    # Step of the checkpoint (default: 0, the last checkpoint of a pre-training run, or the best checkpoint of a fine-
+    # tuning run).
     init_step: int = 0
+    # Number of consecutive seeds per sweep setting, starting at the config's seed (default: 0, no sweep, but one run
+    # with the config's seed).
     seeds: int = 0
-    members: tuple["Run", ...] = ()
-    released: str = ""
-    fingerprint: str = ""
+    members: tuple["Run", ...] = ()  # single-seed fine-tuning runs of an ensemble
+    released: str = ""  # path or Hub address of a released checkpoint (default: empty). If set, the run trains nothing.
+    fingerprint: str = ""  # fingerprint of the parameters of `released`
+    # Pre-trained model, for time estimates of runs that start from this one (default: BASE).
     model: ModelConfig = ModelConfig()
-    flops: float = 0.0
-    missing_data: str = ""
+    flops: float = 0.0  # training FLOPs, for time estimates
+    missing_data: str = ""  # description of required data that is not available (default: empty, nothing is missing)
 
     @property
     def dependencies(self) -> tuple["Run", ...]:
@@ -68,43 +56,28 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One number of a table: the mean of a metric over all seeds of its runs.
+    """One number of a table: the mean of a metric over all seeds of its runs."""
 
-    Attributes:
-      row, column: labels, equal to the paper's if the paper contains the cell.
-      runs: runs that differ only in their pre-training seed.
-      metric: name of the metric in the runs' results, or `flops` or `seconds` of the runs.
-      factor: multiplier of the metric (default: 100, percent).
-      mean_of: columns of the same row whose mean is shown (default: (), `metric` of `runs` is shown).
-      digits: number of decimals.
-    """
-
+    # `row`, `column`: labels, equal to the paper's if the paper contains the cell.
     row: str
     column: str
-    runs: tuple[Run, ...]
-    metric: str
-    factor: float = 100.0
+    runs: tuple[Run, ...]  # runs that differ only in their pre-training seed
+    metric: str  # name of the metric in the runs' results, or `flops` or `seconds` of the runs
+    factor: float = 100.0  # multiplier of the metric (default: 100, percent)
+    # Columns of the same row whose mean is shown (default: (), `metric` of `runs` is shown).
     mean_of: tuple[str, ...] = ()
-    digits: int = 1
+    digits: int = 1  # number of decimals
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Table or figure, and the runs that fill it.
+    """Table or figure, and the runs that fill it."""
 
-    Attributes:
-      name: number of the table in the paper, such as `5`, or a name such as `figure3`.
-      title: heading (empty: the paper's title).
-      scale: description of the models and settings of the runs, for the notes.
-      cells: cells in the order of rows and columns.
-      notes: remarks printed below the table.
-    """
-
-    name: str
-    title: str
-    scale: str
-    cells: tuple[Cell, ...]
-    notes: tuple[str, ...] = ()
+    name: str  # number of the table in the paper, such as `5`, or a name such as `figure3`
+    title: str  # heading (empty: the paper's title)
+    scale: str  # description of the models and settings of the runs, for the notes
+    cells: tuple[Cell, ...]  # cells in the order of rows and columns
+    notes: tuple[str, ...] = ()  # remarks printed below the table
 
     def runs(self, done: Set[str] = frozenset()) -> list[Run]:
         """Returns all runs except those in `done`, dependencies first. The runs of the first seed come first."""
@@ -127,20 +100,15 @@ def missing_data(runs: Sequence[Run], done: Set[str] = frozenset()) -> str:
 
 
 class PaperTable(NamedTuple):
-    """Table or figure of the paper.
+    """Table or figure of the paper."""
 
-    Attributes:
-      title, section: heading, and section of the paper.
-      columns: column labels.
-      rows: numbers of each row, by row label (None: empty cell). All numbers except perplexities are percentages.
-      notes: remarks on the numbers.
-    """
-
+    # `title`, `section`: heading, and section of the paper.
     title: str = ""
     section: str = ""
-    columns: Sequence[str] = ()
+    columns: Sequence[str] = ()  # column labels
+    # Numbers of each row, by row label (None: empty cell). All numbers except perplexities are percentages.
     rows: Mapping[str, Sequence[float | None]] = MappingProxyType({})
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # remarks on the numbers
 
 
 # The paper's tables by name: `1` to `8` and `figure5`.

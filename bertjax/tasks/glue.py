@@ -31,29 +31,21 @@ _LOSSES = ("cross_entropy", "loss")
 
 @dataclasses.dataclass(frozen=True)
 class GlueSpec:
-    """Files, columns, labels and metrics of one GLUE task.
+    """Files, columns, labels and metrics of one GLUE task."""
 
-    Attributes:
-      folder: folder of the task's files in GLUE's archive.
-      texts: columns of the one or two sentences.
-      label: column of the label.
-      labels: names of the classes by id. Empty for regression.
-      metrics: names in `bertjax.metrics.classification.METRICS`. The first one selects the best checkpoint.
-      eval_sets: file suffix of each evaluation set, such as `_matched`, keyed by the suffix of its metric names.
-      submission: file name of each evaluation set for the GLUE server, keyed by metric suffix (default: `FOLDER.tsv`).
-      header: column names of train and dev files without a header line (default: (), the files have a header line).
-      tfds_texts: TFDS features of the sentences (default: (), the names in `texts`).
-    """
-
-    folder: str
-    texts: tuple[str, ...]
-    label: str
-    labels: tuple[str, ...]
+    folder: str  # folder of the task's files in GLUE's archive
+    texts: tuple[str, ...]  # columns of the one or two sentences
+    label: str  # column of the label
+    labels: tuple[str, ...]  # names of the classes by id. Empty for regression.
+    # Names in `bertjax.metrics.classification.METRICS`. The first one selects the best checkpoint.
     metrics: tuple[str, ...]
+    # File suffix of each evaluation set, such as `_matched`, keyed by the suffix of its metric names.
     eval_sets: dict[str, str] = dataclasses.field(default_factory=lambda: {"": ""})
+    # File name of each evaluation set for the GLUE server, keyed by metric suffix (default: `FOLDER.tsv`).
     submission: dict[str, str] = dataclasses.field(default_factory=dict)
+    # Column names of train and dev files without a header line (default: (), the files have a header line).
     header: tuple[str, ...] = ()
-    tfds_texts: tuple[str, ...] = ()
+    tfds_texts: tuple[str, ...] = ()  # TFDS features of the sentences (default: (), the names in `texts`)
 
 
 _BINARY = ("0", "1")

@@ -22,21 +22,15 @@ _DIGITS = 6
 
 @dataclasses.dataclass(frozen=True)
 class PredictionRecords:
-    """Specification of the prediction records of one input file.
+    """Specification of the prediction records of one input file."""
 
-    Attributes:
-      file_name: name of the JSON Lines file to write.
-      make: function that converts the outputs of all evaluation batches to one record per example, in input order.
-      lines: line number of each example in the input file, ascending (default: (), no line numbers).
-      read_columns: function that reads columns of the input file by name (default: None, the file has no columns).
-      logit_fields: fields that are written only with `--logits`.
-    """
-
-    file_name: str
+    file_name: str  # name of the JSON Lines file to write
+    # Function that converts the outputs of all evaluation batches to one record per example, in input order.
     make: Callable[[list[dict[str, np.ndarray]]], Iterable[Record]]
-    lines: Sequence[int] = ()
+    lines: Sequence[int] = ()  # line number of each example in the input file, ascending (default: (), no line numbers)
+    # Function that reads columns of the input file by name (default: None, the file has no columns).
     read_columns: Callable[[Sequence[str]], Iterator[Row]] | None = None
-    logit_fields: Sequence[str] = LOGIT_FIELDS
+    logit_fields: Sequence[str] = LOGIT_FIELDS  # fields that are written only with `--logits`
 
 
 def class_record(labels: Sequence[str], logits: np.ndarray) -> Record:

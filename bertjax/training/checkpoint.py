@@ -44,15 +44,11 @@ class KeepBestAndPeriodic(preservation_policy.PreservationPolicy):
     """Policy that keeps the newest checkpoint, the newest periodic checkpoints, and the one with the best score.
 
     Other checkpoints, such as those saved on a stop signal, are kept only while they are the newest.
-
-    Attributes:
-      keep: number of checkpoints to keep, including the newest one, besides the best one.
-      every: steps between periodic checkpoints. Their steps are multiples of this number.
-      scores: score of each checkpoint by step, higher is better (None: no score). Of equal scores, the newest is best.
     """
 
-    keep: int
-    every: int
+    keep: int  # number of checkpoints to keep, including the newest one, besides the best one
+    every: int  # steps between periodic checkpoints. Their steps are multiples of this number.
+    # Score of each checkpoint by step, higher is better (None: no score). Of equal scores, the newest is best.
     scores: Mapping[int, float | None]
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:

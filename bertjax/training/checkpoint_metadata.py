@@ -36,24 +36,16 @@ _SLICE_BYTES = 16 << 20
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointMetadata:
-    """Metadata of a checkpoint, stored as JSON next to the arrays.
+    """Metadata of a checkpoint, stored as JSON next to the arrays."""
 
-    Attributes:
-      step: training step (0: converted checkpoint).
-      model: description of the model, as `bertjax.model.models.model_description` returns it.
-      architecture: fields of `Architecture`.
-      fingerprints: fingerprint of each Orbax item, `params` and `training`, keyed by item name.
-      arrays: dtype and shape of each array of the train state, keyed by name (default: {}, for converted checkpoints).
-      score: evaluation score, higher is better (default: None, no score).
-      metrics_sha256: hash of the lines of `metrics.jsonl` when the checkpoint was saved (default: "", unknown).
-    """
-
-    step: int
-    model: dict[str, Any]
-    architecture: dict[str, Any]
-    fingerprints: dict[str, str]
+    step: int  # training step (0: converted checkpoint)
+    model: dict[str, Any]  # description of the model, as `bertjax.model.models.model_description` returns it
+    architecture: dict[str, Any]  # fields of `Architecture`
+    fingerprints: dict[str, str]  # fingerprint of each Orbax item, `params` and `training`, keyed by item name
+    # Dtype and shape of each array of the train state, keyed by name (default: {}, for converted checkpoints).
     arrays: dict[str, str] = dataclasses.field(default_factory=dict)
-    score: float | None = None
+    score: float | None = None  # evaluation score, higher is better (default: None, no score)
+    # Hash of the lines of `metrics.jsonl` when the checkpoint was saved (default: "", unknown).
     metrics_sha256: str = ""
 
     def as_json(self) -> dict[str, Any]:

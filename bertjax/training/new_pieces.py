@@ -15,15 +15,10 @@ VOCABULARY_PARAMS = ("encoder/embeddings/token", "masked_lm/bias", "masked_lm/de
 
 @dataclasses.dataclass(frozen=True)
 class NewPieces:
-    """Pieces that a vocabulary appends to the vocabulary of a checkpoint.
+    """Pieces that a vocabulary appends to the vocabulary of a checkpoint."""
 
-    Attributes:
-      first_id: id of the first new piece. It is the size of the checkpoint's vocabulary.
-      parts: for each new piece, the ids of the old pieces that it consists of.
-    """
-
-    first_id: int
-    parts: tuple[tuple[int, ...], ...]
+    first_id: int  # id of the first new piece. It is the size of the checkpoint's vocabulary.
+    parts: tuple[tuple[int, ...], ...]  # for each new piece, the ids of the old pieces that it consists of
 
     def extend(self, rows: np.ndarray, num_rows: int) -> np.ndarray:
         """Returns a parameter with `num_rows` rows: old pieces, new pieces, and zeros for the padding.

@@ -32,16 +32,11 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationHistory:
-    """Evaluations of a run in order. They determine the best checkpoint and early stopping.
+    """Evaluations of a run in order. They determine the best checkpoint and early stopping."""
 
-    Attributes:
-      metric: metric that selects the best checkpoint (None: no selection).
-      patience: number of evaluations without improvement after which a run stops (0: no limit).
-      evaluations: metrics of each evaluation by step, as in `metrics.jsonl`: NaN and infinity are strings.
-    """
-
-    metric: Metric | None
-    patience: int
+    metric: Metric | None  # metric that selects the best checkpoint (None: no selection)
+    patience: int  # number of evaluations without improvement after which a run stops (0: no limit)
+    # Metrics of each evaluation by step, as in `metrics.jsonl`: NaN and infinity are strings.
     evaluations: Mapping[int, dict[str, Any]]
 
     def add(self, step: int, metrics: dict[str, float]) -> "EvaluationHistory":

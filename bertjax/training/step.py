@@ -27,22 +27,16 @@ STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """Train state: everything that a step updates and a checkpoint contains (see `Checkpoints` in `checkpoint.py`).
+    """Train state: everything that a step updates and a checkpoint contains (see `Checkpoints` in `checkpoint.py`)."""
 
-    Attributes:
-      step: int32 scalar, number of updates.
-      params: float32 parameters.
-      opt_state: optimizer state of the trainable parameters.
-      sums: [weighted sum, sum of weights] of each metric since the last logged step. A resumed run continues these
-        sums, so that it logs the same values as an uninterrupted run.
-      bad_step: int32 scalar, number of the first update with a loss or gradient that is not finite (-1: all are
-        finite). The update is still applied; the loop raises an error at the next log line, evaluation or checkpoint.
-    """
-
-    step: jax.Array
-    params: Any
-    opt_state: Any
+    step: jax.Array  # int32 scalar, number of updates
+    params: Any  # float32 parameters
+    opt_state: Any  # optimizer state of the trainable parameters
+    # [weighted sum, sum of weights] of each metric since the last logged step. A resumed run continues these sums, so
+    # that it logs the same values as an uninterrupted run.
     sums: MetricSums
+    # Int32 scalar, number of the first update with a loss or gradient that is not finite (-1: all are finite). The
+    # update is still applied; the loop raises an error at the next log line, evaluation or checkpoint.
     bad_step: jax.Array
 
     # Override the next three to evaluate other parameters, such as moving averages; see docs/extending.md.

@@ -69,17 +69,11 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """Encoded chunk on disk.
+    """Encoded chunk on disk."""
 
-    Attributes:
-      path: path of its files without the suffixes `.tokens`, `.sentences` and `.documents`.
-      token_dtype: dtype of the tokens, such as "<u2".
-      problems: counts of problems in the text, by kind.
-    """
-
-    path: str
-    token_dtype: str
-    problems: dict[str, int]
+    path: str  # path of its files without the suffixes `.tokens`, `.sentences` and `.documents`
+    token_dtype: str  # dtype of the tokens, such as "<u2"
+    problems: dict[str, int]  # counts of problems in the text, by kind
 
     def documents(self) -> Iterator[np.ndarray]:
         """Yields arrays of consecutive documents, `DOCUMENT_DTYPE` [n], in order."""

@@ -47,17 +47,11 @@ _SHORT_LINE = 0.8
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A document, or a piece of a document of more than `MAX_PIECE_CHARS` characters.
+    """A document, or a piece of a document of more than `MAX_PIECE_CHARS` characters."""
 
-    Attributes:
-      text: text of the source, unchanged.
-      layout: `LINES`, `PARAGRAPHS` or `WRAPPED`.
-      continues: whether this text continues the document of the previous text.
-    """
-
-    text: str
-    layout: str
-    continues: bool = False
+    text: str  # text of the source, unchanged
+    layout: str  # `LINES`, `PARAGRAPHS` or `WRAPPED`
+    continues: bool = False  # whether this text continues the document of the previous text
 
 
 def blank_line_documents(blocks: Iterable[str], layout: str, problems: Counter[str]) -> Iterator[Text]:

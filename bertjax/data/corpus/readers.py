@@ -46,23 +46,14 @@ _ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Source of text: a file, or a split of a dataset.
+    """Source of text: a file, or a split of a dataset."""
 
-    Attributes:
-      kind: one of `KINDS`, or `texts` (a file written by `write_texts`).
-      name: path of a file or name of a dataset.
-      size_bytes: size of the file or dataset in bytes, without decompression; None if unknown.
-      split: split of a dataset, "" for a file.
-      column: text column of a Hub dataset (default: "", the column `text` or the only text column).
-      data_dir: folder of TFDS datasets (default: None, TFDS's default).
-    """
-
-    kind: str
-    name: str
-    size_bytes: int | None
-    split: str = ""
-    column: str = ""
-    data_dir: str | None = None
+    kind: str  # one of `KINDS`, or `texts` (a file written by `write_texts`)
+    name: str  # path of a file or name of a dataset
+    size_bytes: int | None  # size of the file or dataset in bytes, without decompression; None if unknown
+    split: str = ""  # split of a dataset, "" for a file
+    column: str = ""  # text column of a Hub dataset (default: "", the column `text` or the only text column)
+    data_dir: str | None = None  # folder of TFDS datasets (default: None, TFDS's default)
 
 
 def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[Source], int]:

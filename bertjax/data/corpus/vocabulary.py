@@ -47,39 +47,30 @@ _SENTENCEPIECE_NAMES = {"<pad>": "[PAD]", "<unk>": "[UNK]"}
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """Vocabulary loaded from a file.
+    """Vocabulary loaded from a file."""
 
-    Attributes:
-      path: `vocab.txt` (one piece per line), SentencePiece `.model` or `tokenizer.json`.
-      content: bytes of the file.
-      kind: `wordpiece`, `sentencepiece` or `tokenizer_json`.
-      pieces: all pieces; the index is the token id. Unused ids of a `tokenizer.json` have the piece "".
-      lower_case: whether the tokenizer lower-cases text and, for WordPiece, strips accents.
-      pad_id, unk_id, cls_id, sep_id, mask_id: ids of [PAD], [UNK], [CLS], [SEP] and [MASK].
-      sha256: checksum of the content.
-      max_word_chars: length above which a word becomes [UNK], for WordPiece (default: 200, as in google-research/bert).
-      num_rows: number of token embeddings in the vocabulary's checkpoint, if larger than the number of tokens (default:
-        0, one embedding per token).
-      pair_separators: number of [SEP] between the texts of a pair (default: 1; 2 in RoBERTa; 0: pairs are unsupported).
-      end_separators: number of [SEP] at the end of a row (default: 1; 0 in Llama's tokenizers).
-      prefix: character that a `tokenizer.json` puts before each text, see `Tokenizer.missing_prefix` (default: "").
-    """
-
-    path: AnyPath
-    content: bytes = dataclasses.field(repr=False)
-    kind: str
+    path: AnyPath  # `vocab.txt` (one piece per line), SentencePiece `.model` or `tokenizer.json`
+    content: bytes = dataclasses.field(repr=False)  # bytes of the file
+    kind: str  # `wordpiece`, `sentencepiece` or `tokenizer_json`
+    # All pieces; the index is the token id. Unused ids of a `tokenizer.json` have the piece "".
     pieces: tuple[str, ...] = dataclasses.field(repr=False)
-    lower_case: bool
+    lower_case: bool  # whether the tokenizer lower-cases text and, for WordPiece, strips accents
+    # `pad_id`, `unk_id`, `cls_id`, `sep_id`, `mask_id`: ids of [PAD], [UNK], [CLS], [SEP] and [MASK].
     pad_id: int
     unk_id: int
     cls_id: int
     sep_id: int
     mask_id: int
-    sha256: str
+    sha256: str  # checksum of the content
+    # Length above which a word becomes [UNK], for WordPiece (default: 200, as in google-research/bert).
     max_word_chars: int = MAX_WORD_CHARS
+    # Number of token embeddings in the vocabulary's checkpoint, if larger than the number of tokens (default: 0, one
+    # embedding per token).
     num_rows: int = 0
+    # Number of [SEP] between the texts of a pair (default: 1; 2 in RoBERTa; 0: pairs are unsupported).
     pair_separators: int = 1
-    end_separators: int = 1
+    end_separators: int = 1  # number of [SEP] at the end of a row (default: 1; 0 in Llama's tokenizers)
+    # Character that a `tokenizer.json` puts before each text, see `Tokenizer.missing_prefix` (default: "").
     prefix: str = ""
 
     @property

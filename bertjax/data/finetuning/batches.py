@@ -29,18 +29,12 @@ _PADDING_VALUES = {spec.name: spec.padding for spec in (*EXAMPLE, TOKEN_LABELS)}
 
 @dataclasses.dataclass(frozen=True)
 class Batching:
-    """Batch size and padding.
+    """Batch size and padding."""
 
-    Attributes:
-      batch_size: examples per global batch.
-      bucket: rows are padded to a multiple of this number of tokens, or to `seq_len` if the number is 0.
-      seq_len: maximum tokens per row.
-      examples_per_row: maximum number of examples packed into a row (default: 1, no packing); divides `batch_size`.
-    """
-
-    batch_size: int
-    bucket: int
-    seq_len: int
+    batch_size: int  # examples per global batch
+    bucket: int  # rows are padded to a multiple of this number of tokens, or to `seq_len` if the number is 0
+    seq_len: int  # maximum tokens per row
+    # Maximum number of examples packed into a row (default: 1, no packing); divides `batch_size`.
     examples_per_row: int = 1
 
     def padded_length(self, length: int) -> int:

@@ -33,23 +33,18 @@ class Source(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Examples(Source):
-    """N examples of C token sequences each.
+    """N examples of C token sequences each."""
 
-    Attributes:
-      offsets: start of each sequence in the flat arrays of `tokens`, then the arrays' length, int64 [N * C + 1].
-      tokens: flat arrays [tokens, ...] by name: `input_ids`, `segment_ids`, and optional `token_labels` or cached
-        encoder features.
-      rows: arrays [N, ...] by name with one value per example, such as `labels`.
-      sequences_per_example: C (default: 1). It is larger if a task encodes several texts of an example separately,
-        such as the choices of SWAG.
-      lines: line number of each example in its file; empty if unknown.
-    """
-
+    # Start of each sequence in the flat arrays of `tokens`, then the arrays' length, int64 [N * C + 1].
     offsets: np.ndarray
+    # Flat arrays [tokens, ...] by name: `input_ids`, `segment_ids`, and optional `token_labels` or cached encoder
+    # features.
     tokens: dict[str, np.ndarray]
-    rows: dict[str, np.ndarray]
+    rows: dict[str, np.ndarray]  # arrays [N, ...] by name with one value per example, such as `labels`
+    # C (default: 1). It is larger if a task encodes several texts of an example separately, such as the choices of
+    # SWAG.
     sequences_per_example: int = 1
-    lines: tuple[int, ...] = ()
+    lines: tuple[int, ...] = ()  # line number of each example in its file; empty if unknown
 
     def __len__(self) -> int:
         return (len(self.offsets) - 1) // self.sequences_per_example

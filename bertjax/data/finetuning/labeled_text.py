@@ -21,17 +21,11 @@ _BINARY_VALUES = {"0": 0, "1": 1, "false": 0, "true": 1}
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Label column of a table.
+    """Label column of a table."""
 
-    Attributes:
-      column: name of the column.
-      labels: class names in the order of their ids; empty for regression, or if not yet known.
-      separator: separator of the labels in a multi-label column (default: "", exactly one label per row).
-    """
-
-    column: str
-    labels: Sequence[str]
-    separator: str = ""
+    column: str  # name of the column
+    labels: Sequence[str]  # class names in the order of their ids; empty for regression, or if not yet known
+    separator: str = ""  # separator of the labels in a multi-label column (default: "", exactly one label per row)
 
     def to_array(self, values: Sequence[Any]) -> np.ndarray:
         """Converts the labels of N rows, as returned by `read`, to an array.

@@ -29,22 +29,14 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A question about a passage.
+    """A question about a passage."""
 
-    Attributes:
-      id: unique id from the dataset.
-      text: the question.
-      context: the passage.
-      answers: reference answers; empty for unanswerable questions and unlabeled files.
-      answer_start: character offset of the first answer in `context`, -1 if there are no answers.
-      lacks_answer: reason for a missing answer (default: "", the question has an answer or is marked as unanswerable).
-    """
-
-    id: str
-    text: str
-    context: str
-    answers: tuple[str, ...]
-    answer_start: int
+    id: str  # unique id from the dataset
+    text: str  # the question
+    context: str  # the passage
+    answers: tuple[str, ...]  # reference answers; empty for unanswerable questions and unlabeled files
+    answer_start: int  # character offset of the first answer in `context`, -1 if there are no answers
+    # Reason for a missing answer (default: "", the question has an answer or is marked as unanswerable).
     lacks_answer: str = ""
 
 

@@ -14,21 +14,14 @@ Judgments = Mapping[str, Mapping[str, int]]
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalData:
-    """Corpus, judged queries and judgments.
+    """Corpus, judged queries and judgments."""
 
-    Attributes:
-      documents: texts (title, space, text), keyed by id.
-      queries: texts of the judged queries, keyed by id.
-      judgments: judgments of these queries. They may name documents that the corpus lacks.
-      notes: row counts of each file.
-      copies: ids of queries that are also documents, as in ArguAna and Quora. Such a document has the id of the query,
-        ends with its text, and is not judged relevant. As in BEIR, it should not be retrieved for this query.
-    """
-
-    documents: Mapping[str, str]
-    queries: Mapping[str, str]
-    judgments: Judgments
-    notes: tuple[str, ...] = ()
+    documents: Mapping[str, str]  # texts (title, space, text), keyed by id
+    queries: Mapping[str, str]  # texts of the judged queries, keyed by id
+    judgments: Judgments  # judgments of these queries. They may name documents that the corpus lacks.
+    notes: tuple[str, ...] = ()  # row counts of each file
+    # Ids of queries that are also documents, as in ArguAna and Quora. Such a document has the id of the query, ends
+    # with its text, and is not judged relevant. As in BEIR, it should not be retrieved for this query.
     copies: frozenset[str] = frozenset()
 
 

@@ -31,22 +31,15 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 @dataclasses.dataclass
 class ReadStats:
-    """Row counts of one file, stored in `results.json`.
+    """Row counts of one file, stored in `results.json`."""
 
-    Attributes:
-      file: path of the file.
-      read: number of rows in the file.
-      used: number of rows that became examples.
-      columns: description of the used and the ignored columns, for `summary`.
-      skipped: for each reason, the number of skipped rows (`rows`) and the line or id of the first row (`first`).
-      noted: for each irregularity, the same counts for irregular rows that are used anyway.
-    """
-
-    file: str
-    read: int = 0
-    used: int = 0
-    columns: str = ""
+    file: str  # path of the file
+    read: int = 0  # number of rows in the file
+    used: int = 0  # number of rows that became examples
+    columns: str = ""  # description of the used and the ignored columns, for `summary`
+    # For each reason, the number of skipped rows (`rows`) and the line or id of the first row (`first`).
     skipped: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    # For each irregularity, the same counts for irregular rows that are used anyway.
     noted: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def skip(self, reason: str, place: int | str) -> None:
@@ -72,17 +65,12 @@ def _count(counts: dict[str, dict[str, Any]], reason: str, place: int | str) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row of a table.
+    """A row of a table."""
 
-    Attributes:
-      line: line number at which the row starts, from 1.
-      fields: values by column name; strings, or lists from JSON Lines.
-      has_problem: whether fields are missing, null or NaN (such fields are ""), or an annotator did not accept the row.
-        Such rows are predicted, but not scored.
-    """
-
-    line: int
-    fields: dict[str, Any]
+    line: int  # line number at which the row starts, from 1
+    fields: dict[str, Any]  # values by column name; strings, or lists from JSON Lines
+    # Whether fields are missing, null or NaN (such fields are ""), or an annotator did not accept the row. Such rows
+    # are predicted, but not scored.
     has_problem: bool = False
 
 

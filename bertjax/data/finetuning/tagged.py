@@ -42,19 +42,12 @@ Places: TypeAlias = list[list[tuple[int, int]]]
 
 @dataclasses.dataclass(frozen=True)
 class TaggedText(Source):
-    """Sentences of tagged words.
+    """Sentences of tagged words."""
 
-    Attributes:
-      sentences: words of each sentence.
-      tags: tags of each sentence's words; all tags are "" if the text has none.
-      documents: number of each sentence's document, ascending.
-      lines: line number of each sentence's first word (default: (), the words are not from a file).
-    """
-
-    sentences: list[list[str]]
-    tags: list[list[str]]
-    documents: Sequence[int]
-    lines: Sequence[int] = ()
+    sentences: list[list[str]]  # words of each sentence
+    tags: list[list[str]]  # tags of each sentence's words; all tags are "" if the text has none
+    documents: Sequence[int]  # number of each sentence's document, ascending
+    lines: Sequence[int] = ()  # line number of each sentence's first word (default: (), the words are not from a file)
 
     def __len__(self) -> int:
         return len(self.sentences)

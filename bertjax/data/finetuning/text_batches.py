@@ -20,25 +20,15 @@ _TOKEN_ARRAYS = ("input_ids", "segment_ids", "sequence_ids", "position_ids")
 
 @dataclasses.dataclass(frozen=True)
 class TextExamples:
-    """N examples of C texts each. Missing texts have no tokens.
+    """N examples of C texts each. Missing texts have no tokens."""
 
-    Attributes:
-      name: file of the examples.
-      texts: tokenized texts, C per example, N * C sequences.
-      num_columns: C.
-      keys: hashes of the texts, int64 [N, C], equal for equal texts; -1 for missing texts.
-      rows: arrays [N, ...] by name, such as `labels`.
-      weight: share of the training steps, relative to the weights of the other files.
-      strings: the texts themselves, "" for missing texts; empty if no guide model needs them.
-    """
-
-    name: str
-    texts: Examples
-    num_columns: int
-    keys: np.ndarray
-    rows: dict[str, np.ndarray]
-    weight: float = 1.0
-    strings: Sequence[str] = ()
+    name: str  # file of the examples
+    texts: Examples  # tokenized texts, C per example, N * C sequences
+    num_columns: int  # C
+    keys: np.ndarray  # hashes of the texts, int64 [N, C], equal for equal texts; -1 for missing texts
+    rows: dict[str, np.ndarray]  # arrays [N, ...] by name, such as `labels`
+    weight: float = 1.0  # share of the training steps, relative to the weights of the other files
+    strings: Sequence[str] = ()  # the texts themselves, "" for missing texts; empty if no guide model needs them
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -19,19 +19,12 @@ _LENGTH_BONUS = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Part of a passage with a question.
+    """Part of a passage with a question."""
 
-    Attributes:
-      question: index of the question.
-      passage_start: position of the first passage token in the window.
-      char_spans: start and end (exclusive) character offset of each passage token, int64 [tokens, 2].
-      is_max_context: mask of the passage tokens that have the most context in this window, bool [tokens].
-    """
-
-    question: int
-    passage_start: int
-    char_spans: np.ndarray
-    is_max_context: np.ndarray
+    question: int  # index of the question
+    passage_start: int  # position of the first passage token in the window
+    char_spans: np.ndarray  # start and end (exclusive) character offset of each passage token, int64 [tokens, 2]
+    is_max_context: np.ndarray  # mask of the passage tokens that have the most context in this window, bool [tokens]
 
 
 def make_windows(

@@ -53,16 +53,12 @@ class RowFormat:
     Documents: an epoch is one pass of `pairs.document_pieces`, packed like pairs.
     Running text: the rows of an epoch are those of `rows.running_text_lookup`, spans of L - 2 tokens, so that each
     token is in exactly one row. Rows may cross the boundaries of sentences and documents.
-
-    Attributes:
-      pairing: kind of sentence pairs, see `document_pairs` (default: "", documents if `packed`, else running text).
-      packed: whether a row contains several pairs or documents.
-      masked: whether tokens are masked; required for pairs and packed rows.
     """
 
+    # Kind of sentence pairs, see `document_pairs` (default: "", documents if `packed`, else running text).
     pairing: str = ""
-    packed: bool = False
-    masked: bool = True
+    packed: bool = False  # whether a row contains several pairs or documents
+    masked: bool = True  # whether tokens are masked; required for pairs and packed rows
 
     @property
     def schema(self) -> Schema:
@@ -129,28 +125,17 @@ class PhaseConfig(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """Range of pre-training steps with one batch shape. The paper trains in two phases (section A.2).
+    """Range of pre-training steps with one batch shape. The paper trains in two phases (section A.2)."""
 
-    Attributes:
-      seq_len: tokens per row, with special tokens and padding.
-      batch_size: rows of the global batch.
-      max_predictions: maximum predictions per sentence pair or document. Rows that are not packed contain one.
-      start_step: first step of the phase.
-      stop_step: end step (exclusive).
-      row_format: see `RowFormat` (default: running text).
-      masking: settings of token masking.
-      learning_rate: peak learning rate.
-      global_rope_theta, local_rope_theta: bases of the rotary positions, see `PhaseConfig`.
-    """
-
-    seq_len: int
-    batch_size: int
-    max_predictions: int
-    start_step: int
-    stop_step: int
-    row_format: RowFormat = RowFormat()
-    masking: Masking = Masking()
-    learning_rate: float = PhaseConfig.learning_rate
+    seq_len: int  # tokens per row, with special tokens and padding
+    batch_size: int  # rows of the global batch
+    max_predictions: int  # maximum predictions per sentence pair or document. Rows that are not packed contain one.
+    start_step: int  # first step of the phase
+    stop_step: int  # end step (exclusive)
+    row_format: RowFormat = RowFormat()  # see `RowFormat` (default: running text)
+    masking: Masking = Masking()  # settings of token masking
+    learning_rate: float = PhaseConfig.learning_rate  # peak learning rate
+    # `global_rope_theta`, `local_rope_theta`: bases of the rotary positions, see `PhaseConfig`.
     global_rope_theta: float = PhaseConfig.global_rope_theta
     local_rope_theta: float = PhaseConfig.local_rope_theta
 

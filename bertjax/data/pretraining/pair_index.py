@@ -40,16 +40,11 @@ _PROGRESS_AFTER_SECONDS = 3
 
 @dataclasses.dataclass(frozen=True)
 class PairIndex:
-    """Opened pair index: the sentence pairs of all passes over a split, pass by pass.
+    """Opened pair index: the sentence pairs of all passes over a split, pass by pass."""
 
-    Attributes:
-      records: memory-mapped pairs in the order of their rows, `pairs.RECORD` [pairs].
-      pass_ends: exclusive end row of each pass, int64 [passes].
-      runs: (number of rows, pairs per row) of each run of rows with the same number of pairs, int64 [runs, 2].
-    """
-
-    records: np.ndarray
-    pass_ends: np.ndarray
+    records: np.ndarray  # memory-mapped pairs in the order of their rows, `pairs.RECORD` [pairs]
+    pass_ends: np.ndarray  # exclusive end row of each pass, int64 [passes]
+    # (number of rows, pairs per row) of each run of rows with the same number of pairs, int64 [runs, 2].
     runs: np.ndarray
 
 

@@ -24,23 +24,14 @@ _EXACT_BITS = 64
 
 
 class Spans(NamedTuple):
-    """Token ranges of segments A and B of sentence pairs. If rows do not contain pairs, their text is segment A.
+    """Token ranges of segments A and B of sentence pairs. If rows do not contain pairs, their text is segment A."""
 
-    Attributes:
-      a_start: offset of A in tokens.
-      a_length: tokens of A.
-      b_start: offset of B in tokens.
-      b_length: tokens of B. 0 if rows do not contain pairs.
-      label: 0 for IsNext, 1 for NotNext. -1 if rows do not contain pairs.
-      slots: row index * S + index of the span in its row, ascending (default: None, one span per row).
-    """
-
-    a_start: tf.Tensor
-    a_length: tf.Tensor
-    b_start: tf.Tensor
-    b_length: tf.Tensor
-    label: tf.Tensor
-    slots: Any = None
+    a_start: tf.Tensor  # offset of A in tokens
+    a_length: tf.Tensor  # tokens of A
+    b_start: tf.Tensor  # offset of B in tokens
+    b_length: tf.Tensor  # tokens of B. 0 if rows do not contain pairs.
+    label: tf.Tensor  # 0 for IsNext, 1 for NotNext. -1 if rows do not contain pairs.
+    slots: Any = None  # row index * S + index of the span in its row, ascending (default: None, one span per row)
 
 
 # Maps row numbers and epochs, int64 [B], to the spans of these rows.
@@ -145,25 +136,16 @@ def _mix(x: tf.Tensor) -> tf.Tensor:
 
 
 class TokenRows(NamedTuple):
-    """Padded token rows with special tokens. All tensors are int32.
+    """Padded token rows with special tokens. All tensors are int32."""
 
-    Attributes:
-      ids: token ids, [B, L].
-      segment_ids: 1 for segment B and the [SEP] after it, else 0, [B, L].
-      sequence_ids: index of each token's span in its row, starting at 1, or 0 for padding, [B, L].
-      position_ids: index of each token in its span, or 0 for padding, [B, L].
-      starts: for each position, the start of its span in the row, [B, L]; [B, 1] if rows have one span.
-      lengths: tokens in the span of each position, shaped like `starts`. Padding belongs to the last span of its row.
-      labels: label of each span, [B, S], or -1 if there are fewer spans.
-    """
-
-    ids: tf.Tensor
-    segment_ids: tf.Tensor
-    sequence_ids: tf.Tensor
-    position_ids: tf.Tensor
-    starts: tf.Tensor
+    ids: tf.Tensor  # token ids, [B, L]
+    segment_ids: tf.Tensor  # 1 for segment B and the [SEP] after it, else 0, [B, L]
+    sequence_ids: tf.Tensor  # index of each token's span in its row, starting at 1, or 0 for padding, [B, L]
+    position_ids: tf.Tensor  # index of each token in its span, or 0 for padding, [B, L]
+    starts: tf.Tensor  # for each position, the start of its span in the row, [B, L]; [B, 1] if rows have one span
+    # Tokens in the span of each position, shaped like `starts`. Padding belongs to the last span of its row.
     lengths: tf.Tensor
-    labels: tf.Tensor
+    labels: tf.Tensor  # label of each span, [B, S], or -1 if there are fewer spans
 
 
 def truncate_pairs(spans: Spans, max_tokens: int, bits: tf.Tensor) -> Spans:

@@ -19,17 +19,13 @@ _LONG_ROW, _QUERY_BLOCK = 2048, 512
 
 @dataclasses.dataclass(frozen=True)
 class AttentionMask:
-    """Attention mask: positions attend to positions of the same sequence, in one or both directions.
+    """Attention mask: positions attend to positions of the same sequence, in one or both directions."""
 
-    Attributes:
-      direction: side to attend to: `both`, `left` or `right`. Tokens always attend to themselves.
-      sequence_ids: [B, L] int32, index of each position's sequence, starting at 1, or 0 for padding. Sequences are
-        contiguous, and no token attends to padding. The output at padding positions may be any finite value.
-      window: number of tokens that a token attends to besides itself, half of them on each side (default: 0, no limit).
-    """
-
-    direction: str
+    direction: str  # side to attend to: `both`, `left` or `right`. Tokens always attend to themselves.
+    # [B, L] int32, index of each position's sequence, starting at 1, or 0 for padding. Sequences are contiguous, and no
+    # token attends to padding. The output at padding positions may be any finite value.
     sequence_ids: jax.Array
+    # Number of tokens that a token attends to besides itself, half of them on each side (default: 0, no limit).
     window: int = 0
 
 

@@ -37,20 +37,14 @@ EvalTexts = dict[tuple[str, bool | None], int]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScoredPairs:
-    """Pairs of texts with scores, evaluated by the correlation between scores and cosines.
-
-    Attributes:
-      name: file of the pairs.
-      pairs: indices of the two texts of each pair, int64 [P, 2].
-      labels: scores, float32 [P].
-    """
+    """Pairs of texts with scores, evaluated by the correlation between scores and cosines."""
 
     metrics: ClassVar = ("spearman", "pearson")
     records_file: ClassVar = "cosines.jsonl"
 
-    name: str
-    pairs: np.ndarray
-    labels: np.ndarray
+    name: str  # file of the pairs
+    pairs: np.ndarray  # indices of the two texts of each pair, int64 [P, 2]
+    labels: np.ndarray  # scores, float32 [P]
 
     def cosines(self, vectors: np.ndarray) -> np.ndarray:
         """Returns the cosine of each pair, float32 [P]."""
@@ -77,23 +71,16 @@ class ScoredPairs:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RankedDocuments:
-    """Queries and documents from pairs or a retrieval folder, evaluated by ranking the documents for each query.
+    """Queries and documents from pairs or a retrieval folder, evaluated by ranking the documents for each query."""
 
-    Attributes:
-      name: file of the pairs, or folder of the retrieval data.
-      metrics: metrics of `retrieval_scores` to report; the first one selects the best checkpoint.
-      records_file: name of the file for `records`.
-      queries, documents: index of each text, keyed by query id or document id.
-      judgments: relevance grade of each judged document, keyed by query id and document id.
-      copies: ids of queries whose document of the same id is left out of the ranking, see `RetrievalData`.
-    """
-
-    name: str
-    metrics: tuple[str, ...]
-    records_file: str
+    name: str  # file of the pairs, or folder of the retrieval data
+    metrics: tuple[str, ...]  # metrics of `retrieval_scores` to report; the first one selects the best checkpoint
+    records_file: str  # name of the file for `records`
+    # `queries`, `documents`: index of each text, keyed by query id or document id.
     queries: Mapping[str, int]
     documents: Mapping[str, int]
-    judgments: Judgments
+    judgments: Judgments  # relevance grade of each judged document, keyed by query id and document id
+    # Ids of queries whose document of the same id is left out of the ranking, see `RetrievalData`.
     copies: frozenset[str] = frozenset()
 
     def _rank(self, vectors: np.ndarray, count: int) -> Rankings:

@@ -39,16 +39,11 @@ _MIN_DIVISOR = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class Pooling:
-    """Pools the token states of each text. The vectors of several modes are concatenated.
-
-    Attributes:
-      config: content of the module's `config.json`.
-      modes: pooling modes, keys of `POOLING_FIELDS`.
-    """
+    """Pools the token states of each text. The vectors of several modes are concatenated."""
 
     name: ClassVar[str] = "Pooling"
-    config: Mapping[str, Any]
-    modes: tuple[str, ...]
+    config: Mapping[str, Any]  # content of the module's `config.json`
+    modes: tuple[str, ...]  # pooling modes, keys of `POOLING_FIELDS`
 
     def __str__(self) -> str:
         return f"Pooling ({', '.join(self.modes)})"
@@ -106,19 +101,12 @@ LAYERS = {"Dense": _dense, "Normalize": _normalize, "LayerNorm": _layer_norm}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layer:
-    """sentence-transformers module that transforms one feature in place: `Dense`, `Normalize` or `LayerNorm`.
+    """sentence-transformers module that transforms one feature in place: `Dense`, `Normalize` or `LayerNorm`."""
 
-    Attributes:
-      name: class of the layer, a key of `LAYERS`.
-      config: content of the module's `config.json`.
-      arrays: float32 weights by name.
-      feature: name of the feature, `TOKENS` or `SENTENCE`.
-    """
-
-    name: str
-    config: Mapping[str, Any]
-    arrays: Mapping[str, np.ndarray]
-    feature: str = SENTENCE
+    name: str  # class of the layer, a key of `LAYERS`
+    config: Mapping[str, Any]  # content of the module's `config.json`
+    arrays: Mapping[str, np.ndarray]  # float32 weights by name
+    feature: str = SENTENCE  # name of the feature, `TOKENS` or `SENTENCE`
 
     def __str__(self) -> str:
         return f"Dense ({activation_name(self.config)})" if self.name == "Dense" else self.name
@@ -136,29 +124,18 @@ def activation_name(config: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SentenceEmbedder:
-    """Everything that sentence-transformers adds to an encoder: input options, modules after the encoder, and prompts.
+    """What sentence-transformers adds to an encoder: input options, modules after the encoder, and prompts."""
 
-    Attributes:
-      modules: modules after the encoder, in their order.
-      width: vector length.
-      max_seq_len: maximum tokens per text, including [CLS] and [SEP].
-      lower_case: whether texts are converted to lower case before tokenization.
-      prompts: text prefixes, by prompt name.
-      default_prompt: name of the prompt that `encode` uses by default (default: "", no prompt).
-      truncate_dim: number of components to which vectors are truncated (default: None, all).
-      similarity: name of the similarity function, such as `cosine` (default: "", not set). Only exports use it.
-      refusal: why bertjax cannot compute the vectors of this model (default: "", it can).
-    """
-
-    modules: tuple[Pooling | Layer, ...] = ()
-    width: int = 0
-    max_seq_len: int = 0
-    lower_case: bool = False
-    prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    default_prompt: str = ""
-    truncate_dim: int | None = None
+    modules: tuple[Pooling | Layer, ...] = ()  # modules after the encoder, in their order
+    width: int = 0  # vector length
+    max_seq_len: int = 0  # maximum tokens per text, including [CLS] and [SEP]
+    lower_case: bool = False  # whether texts are converted to lower case before tokenization
+    prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)  # text prefixes, by prompt name
+    default_prompt: str = ""  # name of the prompt that `encode` uses by default (default: "", no prompt)
+    truncate_dim: int | None = None  # number of components to which vectors are truncated (default: None, all)
+    # Name of the similarity function, such as `cosine` (default: "", not set). Only exports use it.
     similarity: str = ""
-    refusal: str = ""
+    refusal: str = ""  # why bertjax cannot compute the vectors of this model (default: "", it can)
 
     def prompt(self, is_query: bool) -> str | None:
         """Returns the prompt for queries or for documents, or None if the model has no such prompt."""

@@ -39,19 +39,13 @@ _MAX_UNNOTED_FRACTION = 0.01
 
 
 class EmbedTask(FinetuningTask):
-    """Training and evaluation of a text embedder.
-
-    Attributes:
-      files: training files (empty: the task is built for evaluation only).
-      eval_sets: sets of texts to evaluate.
-      eval_texts: distinct texts of all evaluation sets, in the order of `eval_examples`.
-    """
+    """Training and evaluation of a text embedder."""
 
     missing_data = "no training data; set --config.data.train_file=FILE with the columns anchor and positive"
     accepts_any_encoder = True
-    files: Sequence[TextExamples] = ()
-    eval_sets: Sequence[EvalSet] = ()
-    eval_texts: Sequence[str] = ()
+    files: Sequence[TextExamples] = ()  # training files (empty: the task is built for evaluation only)
+    eval_sets: Sequence[EvalSet] = ()  # sets of texts to evaluate
+    eval_texts: Sequence[str] = ()  # distinct texts of all evaluation sets, in the order of `eval_examples`
     config: EmbedConfig
     objective: Embedding
     _classes: Sequence[str] = ()

@@ -18,21 +18,15 @@ CLASSES, MULTILABEL, CHOICES, TAGS, SPANS = KINDS = ("classes", "multilabel", "c
 
 @dataclasses.dataclass(frozen=True)
 class OutputLayer:
-    """Description of the output layer of a fine-tuned model.
+    """Description of the output layer of a fine-tuned model."""
 
-    Attributes:
-      kind: kind of output layer, one of KINDS.
-      labels: names of classes, labels or tags by id (default: (); regression, CHOICES and SPANS have none).
-      output: name of the fine-tuning task, such as `glue/mnli` (default: "", unknown, as for converted models).
-      texts: number of texts per row, 1 or 2 (default: 0, either).
-      feature_head: layers between encoder and output layer.
-    """
-
-    kind: str
+    kind: str  # kind of output layer, one of KINDS
+    # Names of classes, labels or tags by id (default: (); regression, CHOICES and SPANS have none).
     labels: tuple[str, ...] = ()
+    # Name of the fine-tuning task, such as `glue/mnli` (default: "", unknown, as for converted models).
     output: str = ""
-    texts: int = 0
-    feature_head: FeatureHead = FeatureHead()
+    texts: int = 0  # number of texts per row, 1 or 2 (default: 0, either)
+    feature_head: FeatureHead = FeatureHead()  # layers between encoder and output layer
 
     @property
     def has_generic_labels(self) -> bool:

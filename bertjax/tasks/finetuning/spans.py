@@ -27,15 +27,10 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """Prediction for one question.
+    """Prediction for one question."""
 
-    Attributes:
-      nbest: spans with the highest scores, best first. May be empty.
-      null_score: lowest score of the null answer (start and end at [CLS]) among the windows.
-    """
-
-    nbest: tuple[Candidate, ...]
-    null_score: float
+    nbest: tuple[Candidate, ...]  # spans with the highest scores, best first. May be empty.
+    null_score: float  # lowest score of the null answer (start and end at [CLS]) among the windows
 
     @property
     def null_odds(self) -> float:

@@ -41,15 +41,12 @@ _OTHER_SCHEME = re.compile("[BIbi][-_].")
 
 @dataclasses.dataclass(frozen=True)
 class TagObjective(LabelObjective):
-    """Objective that predicts the tag of each word at its first piece. Batches have `token_labels`, not `labels`.
-
-    Attributes:
-      outputs_logits: whether evaluation outputs contain the logits of all tags instead of the predicted tags.
-    """
+    """Objective that predicts the tag of each word at its first piece. Batches have `token_labels`, not `labels`."""
 
     accuracy = "word_accuracy"
     metrics = (loss_metric("cross_entropy"), Metric(accuracy))
     label_spec = TOKEN_LABELS
+    # Whether evaluation outputs contain the logits of all tags instead of the predicted tags.
     outputs_logits: bool = False
 
     def compute(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
@@ -60,14 +57,10 @@ class TagObjective(LabelObjective):
 
 
 class TaggingTask(FinetuningTask):
-    """Base class of token tagging tasks. Subclasses define `read_words` and `output_name`.
+    """Base class of token tagging tasks. Subclasses define `read_words` and `output_name`."""
 
-    Attributes:
-      output_name: task name stored with the output layer, such as `ner`.
-      read_columns: function that reads named columns of the evaluated file (default: None, it has no columns).
-    """
-
-    output_name: str
+    output_name: str  # task name stored with the output layer, such as `ner`
+    # Function that reads named columns of the evaluated file (default: None, it has no columns).
     read_columns: Callable[[Sequence[str]], Iterator[Row]] | None = None
 
     def read_words(self, split: str) -> TaggedText:

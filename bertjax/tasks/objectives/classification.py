@@ -24,15 +24,12 @@ class ClassWeighting:
     """Class weights and label smoothing of the training loss.
 
     Evaluation does not use them, so that the metrics of runs with different weights are comparable.
-
-    Attributes:
-      weights: weight of each class by id (default: (), all weights are 1). The training loss is
-        sum(weight * loss) / sum(weight) over all labels, like PyTorch's `CrossEntropyLoss(weight=...)`.
-      smoothing: fraction of a label's probability that is spread evenly over all classes (Szegedy et al., 2016,
-        section 7).
     """
 
+    # Weight of each class by id (default: (), all weights are 1). The training loss is sum(weight * loss) / sum(weight)
+    # over all labels, like PyTorch's `CrossEntropyLoss(weight=...)`.
     weights: tuple[float, ...] = ()
+    # Fraction of a label's probability that is spread evenly over all classes (Szegedy et al., 2016, section 7).
     smoothing: float = 0.0
 
     def label_weights(self, labels: jax.Array, mask: jax.Array) -> jax.Array:
@@ -67,18 +64,13 @@ class LabelObjective(Objective):
     """Objective that predicts the label of each example: a class or choice, unless a subclass overrides `losses`.
 
     Batches have `labels` int32 [B]. Unknown labels are -1 or NaN.
-
-    Attributes:
-      weighting: class weights and label smoothing.
-      sequences: specifications of the batch arrays that contain the encoded sequences.
-      accuracy: name of the metric of correct classes ("": none).
     """
 
-    accuracy: ClassVar[str] = "accuracy"
+    accuracy: ClassVar[str] = "accuracy"  # name of the metric of correct classes ("": none)
     metrics = (loss_metric("cross_entropy"), Metric("accuracy"))
     label_spec = ArraySpec("labels", (), num_values="classes")
-    weighting: ClassWeighting = UNWEIGHTED
-    sequences: Schema = SEQUENCE
+    weighting: ClassWeighting = UNWEIGHTED  # class weights and label smoothing
+    sequences: Schema = SEQUENCE  # specifications of the batch arrays that contain the encoded sequences
 
     @property
     def schema(self) -> Schema:

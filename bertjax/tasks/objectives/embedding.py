@@ -30,26 +30,20 @@ _CLASSIFIER = "classifier"
 
 @dataclasses.dataclass(frozen=True)
 class Embedding(Objective):
-    """Objective that trains vectors with a loss of `embedding_losses.py`. Evaluation computes only the vectors.
-
-    Attributes:
-      loss: name of the loss.
-      options: options of the loss.
-      dims: numbers of leading components of the vectors on which the loss is computed (Matryoshka, arXiv 2205.13147).
-        The losses are added (default: (), only the whole vectors).
-      chunk: texts to encode at once (default: 0, the whole batch). The backward pass encodes each chunk again, so that
-        memory does not grow with the batch (GradCache, arXiv 2101.06983).
-      num_classes: number of classes of the loss `softmax`.
-    """
+    """Objective that trains vectors with a loss of `embedding_losses.py`. Evaluation computes only the vectors."""
 
     splits_into_micro_batches = False
 
     model: EmbeddingModel
-    loss: str = "info_nce"
+    loss: str = "info_nce"  # name of the loss
     options: LossOptions = LossOptions()
+    # Numbers of leading components of the vectors on which the loss is computed (Matryoshka, arXiv 2205.13147). The
+    # losses are added (default: (), only the whole vectors).
     dims: tuple[int, ...] = ()
+    # Texts to encode at once (default: 0, the whole batch). The backward pass encodes each chunk again, so that memory
+    # does not grow with the batch (GradCache, arXiv 2101.06983).
     chunk: int = 0
-    num_classes: int = 0
+    num_classes: int = 0  # number of classes of the loss `softmax`
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

@@ -24,25 +24,15 @@ _MAX_LOGITS = 1 << 26
 
 
 class EmbeddedBatch(NamedTuple):
-    """Inputs of a loss: vectors of a batch, and the labels, class logits or guide vectors that the loss needs.
+    """Inputs of a loss: vectors of a batch, and the labels, class logits or guide vectors that the loss needs."""
 
-    Attributes:
-      queries: vectors of the anchors, float32 [B, D].
-      documents: vectors of the other texts, the positive first, float32 [B, M, D].
-      weights: float32 [B], 0 in padding rows, otherwise 1.
-      document_weights: float32 [B, M], 0 for missing documents, otherwise 1.
-      labels: float32 [B, K]: a score or class id (K = 1), or a teacher's scores of the documents (K = M).
-      class_logits: float32 [B, C], only for `softmax`.
-      guide: a guide model's vectors of the anchor and the documents, float32 [B, 1 + M, E].
-    """
-
-    queries: jax.Array
-    documents: jax.Array
-    weights: jax.Array
-    document_weights: jax.Array
-    labels: Any = None
-    class_logits: jax.Array | None = None
-    guide: jax.Array | None = None
+    queries: jax.Array  # vectors of the anchors, float32 [B, D]
+    documents: jax.Array  # vectors of the other texts, the positive first, float32 [B, M, D]
+    weights: jax.Array  # float32 [B], 0 in padding rows, otherwise 1
+    document_weights: jax.Array  # float32 [B, M], 0 for missing documents, otherwise 1
+    labels: Any = None  # float32 [B, K]: a score or class id (K = 1), or a teacher's scores of the documents (K = M)
+    class_logits: jax.Array | None = None  # float32 [B, C], only for `softmax`
+    guide: jax.Array | None = None  # a guide model's vectors of the anchor and the documents, float32 [B, 1 + M, E]
 
     def truncate(self, width: int) -> "EmbeddedBatch":
         """Returns the batch with the first `width` components of its vectors. Does not truncate guide vectors."""
@@ -191,22 +181,15 @@ def margin_mse(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingLoss:
-    """A loss and the data that it needs.
+    """A loss and the data that it needs."""
 
-    Attributes:
-      function: function of the batch and the options.
-      options: names of the `LossOptions` that have an effect.
-      label: kind of label: "" (none), `score` (a number), `class`, or `scores` (a number for each document).
-      in_batch_negatives: whether documents of other examples are negatives. If so, a batch must not repeat a text.
-      needs_guide: whether the loss needs the vectors of a guide model.
-      min_documents, max_documents: number of documents per example (defaults: 1, and 0, no limit).
-    """
-
-    function: Callable[[EmbeddedBatch, LossOptions], jax.Array]
-    options: tuple[str, ...] = ()
-    label: str = ""
+    function: Callable[[EmbeddedBatch, LossOptions], jax.Array]  # function of the batch and the options
+    options: tuple[str, ...] = ()  # names of the `LossOptions` that have an effect
+    label: str = ""  # kind of label: "" (none), `score` (a number), `class`, or `scores` (a number for each document)
+    # Whether documents of other examples are negatives. If so, a batch must not repeat a text.
     in_batch_negatives: bool = False
-    needs_guide: bool = False
+    needs_guide: bool = False  # whether the loss needs the vectors of a guide model
+    # `min_documents`, `max_documents`: number of documents per example (defaults: 1, and 0, no limit).
     min_documents: int = 1
     max_documents: int = 0
 

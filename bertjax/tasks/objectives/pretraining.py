@@ -22,25 +22,20 @@ class PretrainingObjective(Objective):
     `OBJECTIVES` in `tasks/pretraining/config.py` maps names to subclasses, and `PretrainingTask` calls their methods.
     Subclasses define `metrics`, `model_class`, `denominators` and `compute`. A head whose outputs have another meaning
     needs another parameter name, so that it is not loaded from a checkpoint of another objective.
-
-    Attributes:
-      packing: whether several sentence pairs or documents share a training row.
-      model_class: class of `model`, a Flax module.
-      has_masks: whether tokens are masked (default: True).
-      pairing: kind of sentence pairs, which need two segments (default: "", no pairs: rows are documents with packing,
-        else running text).
-      options: fields of `PretrainingData` that this objective uses, such as `generator_size`. The config rejects them
-        for objectives that do not list them (default: ()).
-      unexported_modules: top-level modules of `model` that exports omit, because they are not trained, or are used only
-        in training (default: ()).
     """
 
-    packing: bool = False
+    packing: bool = False  # whether several sentence pairs or documents share a training row
 
-    model_class: ClassVar[type[nn.Module]]
-    has_masks: ClassVar[bool] = True
+    model_class: ClassVar[type[nn.Module]]  # class of `model`, a Flax module
+    has_masks: ClassVar[bool] = True  # whether tokens are masked
+    # Kind of sentence pairs, which need two segments (default: "", no pairs: rows are documents with packing, else
+    # running text).
     pairing: ClassVar[str] = ""
+    # Fields of `PretrainingData` that this objective uses, such as `generator_size`. The config rejects them for
+    # objectives that do not list them (default: ()).
     options: ClassVar[tuple[str, ...]] = ()
+    # Top-level modules of `model` that exports omit, because they are not trained, or are used only in training
+    # (default: ()).
     unexported_modules: ClassVar[tuple[str, ...]] = ()
 
     @classmethod

@@ -14,19 +14,12 @@ TOKEN_FRACTION, ATTENTION_FRACTION = "token_fraction", "attention_fraction"
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-    """Cost of a number of training steps, computed without reading batches.
-
-    Attributes:
-      rows: number of rows.
-      positions: number of positions, including padding.
-      flops: model FLOPs, as if every position were a token that attends to its whole row.
-      attention_flops: part of `flops` for the attention products (scores, and weighted sums of values).
-    """
+    """Cost of a number of training steps, computed without reading batches."""
 
     rows: int = 0
-    positions: int = 0
-    flops: float = 0.0
-    attention_flops: float = 0.0
+    positions: int = 0  # number of positions, including padding
+    flops: float = 0.0  # model FLOPs, as if every position were a token that attends to its whole row
+    attention_flops: float = 0.0  # part of `flops` for the attention products (scores, and weighted sums of values)
 
     def __add__(self, other: "StepCost") -> "StepCost":
         return StepCost(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
