@@ -31,6 +31,7 @@ def train(args: argparse.Namespace) -> None:
     from bertjax.convert.huggingface import export_problem
     from bertjax.inference.encode import add_guide_vectors
     from bertjax.tasks.build import build_task
+    from bertjax.tasks.finetuning.task import FinetuningTask
     from bertjax.training import train as loop
     from bertjax.training.cached_features import add_cached_features
     from bertjax.training.checkpoint_config import fill_unset_fields
@@ -48,7 +49,8 @@ def train(args: argparse.Namespace) -> None:
         # Add outputs of other models to the training data: features of the frozen encoder, vectors of a guide model.
         add_cached_features(task, init_from)
         add_guide_vectors(task)
-        if problem := export_problem(task.objective.model.config):
+        layer = task.output_layer() if isinstance(task, FinetuningTask) else None
+        if problem := export_problem(task.objective.model.config, layer.kind if layer else ""):
             logger.info(f"checkpoints of this run cannot be exported: {problem}")
         result = loop.train(
             task,

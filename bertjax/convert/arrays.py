@@ -97,8 +97,12 @@ def import_params(
     expected = {name: parameter.stored_shape(name) for parameter in parameters for name in names[parameter.path]}
     if problem := shape_differences(shapes, expected):
         fix = "use the matching config"
-        if shapes.keys() - expected.keys():
+        if unknown := shapes.keys() - expected.keys():
             fix = "correct `architectures` in the config, which names the class of the model, or remove other arrays"
+            # Training code saves the parameters of wrapped models with a prefix, such as `module.`.
+            prefix = f"{min(unknown).partition('.')[0]}."
+            if expected.keys() <= {name.removeprefix(prefix) for name in shapes}:
+                fix = f"remove the prefix {prefix!r} from the names"
         raise UsageError(f"the arrays of {source} do not match its config: {problem}; {fix}")
     params = {}
     for parameter in parameters:

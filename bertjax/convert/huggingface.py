@@ -62,7 +62,7 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
             "whose first module is a Transformer"
         )
     hf_config = read_object(file)
-    with naming(file):
+    with naming(file, "correct its values, or copy it again"):
         family, config, output_kind, labels = _read_config(hf_config, file)
     vocabulary, notes = read_tokenizer(folder, lower_case)
     embedder = sentence_transformers.read(root, config)
@@ -99,7 +99,7 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     own_names = {name for parameter in parameters for name in parameter.names}
     tokenizer_config = folder / "tokenizer_config.json"
     limit = read_object(tokenizer_config, optional=True).get("model_max_length") or np.inf
-    with naming(tokenizer_config):
+    with naming(tokenizer_config, "correct its values, or copy it again"):
         if limit < config.max_row_tokens and (output_kind or not embedder):
             notes.append(f"ignored model_max_length={limit}: texts are truncated to {config.max_row_tokens} tokens")
     dtypes: set[str] = set()
@@ -122,8 +122,7 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     if dtypes - {"float32"}:
         notes.append(f"converted weights from {', '.join(sorted(dtypes))} to float32")
     if output_kind == CLASSES:
-        if functions := sentence_transformers.cross_encoder_functions(root, hf_config, len(labels)):
-            notes.append(f"predict does not apply {' and '.join(functions)}, unlike CrossEncoder")
+        notes += _cross_encoder_notes(root, labels)
         if len(labels) == 1:
             # As in transformers, a single output means regression.
             labels = ()
@@ -140,7 +139,8 @@ def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[Family, ModelCo
     for name, values in supported.items():
         if name in hf_config and hf_config[name] not in values:
             raise UsageError(f"{file} has {name}={hf_config[name]!r}, which bertjax does not support")
-    architecture = (hf_config.get("architectures") or [family.base_class])[0]
+    architectures = hf_config.get("architectures") or [family.base_class]
+    architecture = architectures if isinstance(architectures, str) else architectures[0]
     if architecture not in family.classes:
         raise UsageError(f"{file} has the architecture {architecture!r}; use one of {', '.join(family.classes)}")
     problem, kinds = hf_config.get("problem_type"), family.classes[architecture].output_kinds
@@ -158,10 +158,11 @@ def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[Family, ModelCo
     return family, family.model_config(hf_config, file), output_kind, labels
 
 
-def export_problem(config: ModelConfig) -> str:
-    """Returns why Hugging Face's format does not support an architecture, or ""."""
+def export_problem(config: ModelConfig, output_kind: str = "") -> str:
+    """Returns why Hugging Face's format does not support an architecture with a kind of output layer, or ""."""
+    checkpoint = PortableCheckpoint(config, {}, None, output_kind)
     try:
-        _make_config(PortableCheckpoint(config, {}, None), "")
+        _make_config(checkpoint, checkpoint.family.class_name(output_kind, set()))
     except UsageError as error:
         return str(error)
     return ""
@@ -226,7 +227,12 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     (folder / WEIGHTS).chmod(0o644)
     if family.has_own_code:
         notes += _copy_code(Path(checkpoint.source), hf_config, folder)
+    activation = sentence_transformers.cross_encoder_activation(Path(checkpoint.source))
+    if checkpoint.output_kind == CLASSES and activation:
+        hf_config["sentence_transformers"] = {"activation_fn": activation}  # for CrossEncoder
     write_json(folder / CONFIG, hf_config)
+    if checkpoint.output_kind == CLASSES:
+        notes += [note for note in _cross_encoder_notes(folder, checkpoint.labels) if note not in checkpoint.notes]
     if checkpoint.embedder and checkpoint.embedder.refusal:
         notes.append(f"left out the sentence-transformers modules: {checkpoint.embedder.refusal}")
     elif checkpoint.embedder:
@@ -242,6 +248,11 @@ def write_embedder(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     if reason := embedder.refusal or ("the checkpoint has an output layer" if checkpoint.output_kind else ""):
         raise UsageError(f"{reason}; use the format huggingface")
     return notes + write(dataclasses.replace(checkpoint, embedder=embedder), folder)
+
+
+def _cross_encoder_notes(folder: Path, labels: Collection[str]) -> list[str]:
+    functions = sentence_transformers.cross_encoder_functions(folder, has_one_output=len(labels) < 2)
+    return [f"predict does not apply {' and '.join(functions)}, unlike CrossEncoder"] if functions else []
 
 
 def _copy_code(source: Path, hf_config: dict[str, Any], folder: Path) -> list[str]:

@@ -105,8 +105,11 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
                 f"{single.type_ids}, not as [CLS] a [SEP] in segment 0; use a tokenizer with BERT's post_processor"
             )
         if not separators[0]:
-            pair = " ".join(engine.encode("a", "b").tokens)
-            notes.append(f"pairs of texts are not supported: their rows are {pair}, not [CLS] a [SEP] b [SEP]")
+            pair = engine.encode("a", "b")
+            problem = f"their rows are {' '.join(pair.tokens)}, not [CLS] a [SEP] b [SEP]"
+            if _separators(engine, special_ids, has_segments=False)[0]:
+                problem = f"their segments are {pair.type_ids}, but the model has more than one segment"
+            notes.append(f"pairs of texts are not supported: {problem}")
         elif has_segments and not returns_segments:
             notes.append(
                 "the second text of a pair is segment 1; in transformers it is 0, since model_input_names of "

@@ -59,7 +59,8 @@ def _weight_files(folder: Path) -> list[Path]:
     if not index.is_file() and any(folder.glob("*.bin")):
         raise missing_weights(str(folder), f"{folder}-safetensors")
     if not index.is_file():
-        raise UsageError(f"{folder} contains no {WEIGHTS}; save the model with save_pretrained of transformers")
+        fix = "save the model with save_pretrained of transformers, and copy all files"
+        raise UsageError(f"{folder} contains neither {WEIGHTS} nor {INDEX}; {fix}")
     with naming(index):
         files = sorted({*read_object(index)["weight_map"].values()})
         # Do not open files outside of the folder.

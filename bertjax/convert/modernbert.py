@@ -25,7 +25,7 @@ def default_rope(parameters: Mapping[str, Any] | None, name: str = "rope_paramet
 
 def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Reads the layer pattern and the thetas, in the format of transformers 4 or 5."""
-    every, num_layers = config.get("global_attn_every_n_layers", 3), config.get("num_hidden_layers") or 0
+    every, num_layers = config.get("global_attn_every_n_layers") or 3, config.get("num_hidden_layers") or 0
     types = config.get("layer_types")
     if types and [*types] != _layer_types(num_layers, every):
         steps = [layer for layer, kind in enumerate(types) if kind == _GLOBAL and layer]

@@ -152,7 +152,7 @@ def fit_vocabulary(
         return vocabulary, config, []
     if vocabulary.size > num_rows:
         raise UsageError(
-            f"{folder}: {vocabulary.path.name} has {vocabulary.size} tokens, but the model's vocab_size is {num_rows}; "
+            f"{folder}: the tokenizer has {vocabulary.size} tokens, but the model's vocab_size is {num_rows}; "
             "use the vocabulary that the model was trained with"
         )
     multiple = -(-num_rows // config.pad_vocab_to_multiple_of) * config.pad_vocab_to_multiple_of

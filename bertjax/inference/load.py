@@ -31,7 +31,7 @@ from bertjax.model.encoder import ENCODER, Encoder
 from bertjax.model.heads import LmHead
 from bertjax.model.models import EncoderModel, build_model
 from bertjax.model.partitioning import resolve_auto
-from bertjax.tasks.finetuning.output_layer import read_output_layer
+from bertjax.tasks.finetuning.output_layer import CLASSES, read_output_layer
 from bertjax.tasks.squad import SquadData
 from bertjax.tasks.text import TextData
 from bertjax.training.checkpoint import find_checkpoint, workdir_of
@@ -206,6 +206,8 @@ def with_params_and_output_layer(
     is_named = not isinstance(labels, str) and len(names) == len({*names} - {""}) == checkpoint.num_outputs
     if names and not is_named:
         raise UsageError(f"labels={quoted(labels)}; pass {checkpoint.num_outputs} different names, one per output")
+    if output_kind == CLASSES and len(names) == 1:
+        raise UsageError(f"labels={quoted(labels)}, but a single output is a regression; omit labels")
     modules = {ENCODER} | checkpoint.modules
     if output_kind:
         modules |= {*checkpoint.family.classes[checkpoint.family.class_name(output_kind, set())].modules}

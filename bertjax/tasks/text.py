@@ -152,6 +152,8 @@ class TextTask(RowsTask):
         separator = data.label_separator if data.kind == "multilabel" else ""
         if data.kind != "number":
             self.labels = saved_labels(data.labels, CLASSES, MULTILABEL) or _read_labels(data, separator)
+            if len(self.labels) == 1 and data.kind == "classes":
+                raise UsageError(f"{data.labels} has one label; write all classes, or set kind=number for regression")
         self.target = Target(data.label, self.labels, separator)
         super().load(train)
 

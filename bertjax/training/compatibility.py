@@ -44,18 +44,26 @@ def check_vocabulary(task: Task, checkpoint: epath.Path, can_add_pieces: bool = 
     return None
 
 
-def has_output_layer_of(task: Task, checkpoint: epath.Path) -> bool:
-    """Returns True if the output layer of a checkpoint has the labels of a task, so that training can reuse it."""
+def reusable_outputs(task: Task, checkpoint: epath.Path) -> list[int] | None:
+    """Returns the index of each label of a task in the checkpoint's output layer, as `check_output_layer` does.
+
+    Returns None if the output layer has other labels, so that training cannot reuse it.
+    """
     saved, expected = _output_layers(task, checkpoint)
     if not saved or not expected or read_metadata(checkpoint).model != model_description(task.objective.model):
-        return False
+        return None
+    if saved["kind"] != expected["kind"]:
+        return None
     # An output layer without labels, such as a regression layer, can be reused only by the task that trained it.
-    fields = ("kind", "labels") if saved["labels"] else ("kind", "output")
-    return all(saved[field] == expected[field] for field in fields)
+    if not saved["labels"]:
+        return [] if saved["output"] == expected["output"] else None
+    if saved["output"]:
+        return [] if saved["labels"] == expected["labels"] else None
+    return _output_order(saved["labels"], expected["labels"], source_of(checkpoint))
 
 
 def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
-    """Returns, for each label of a task, the index of this label in the checkpoint's output layer ([]: same order).
+    """Returns the index of each label of a task in the checkpoint's output layer ([]: same order).
 
     Raises a UsageError if the checkpoint's output layer was trained for a different task, even if the shapes match.
     """
@@ -88,12 +96,13 @@ def _output_layers(task: Task, checkpoint: epath.Path) -> tuple[dict[str, Any], 
 def _output_order(saved: list[str], labels: list[str], source: str) -> list[int] | None:
     """Returns, for each label, the index of the checkpoint's output with this name, or [] if each output i is label i.
 
-    If the names of the checkpoint or of the task are numbers from 0, such as LABEL_0 or 0, output i is label i.
-    Otherwise, returns None if the names differ.
+    Ignores case, unless names differ only in case. If the names of the checkpoint or of the task are numbers from 0,
+    such as LABEL_0 or 0, output i is label i. Otherwise, returns None if the names differ.
     """
-    saved_names, names = [label.lower() for label in saved], [label.lower() for label in labels]
-    if sorted(saved_names) == sorted(names):
-        return [] if saved_names == names else [saved_names.index(name) for name in names]
+    for spelling in (str, str.lower):
+        saved_names, names = [*map(spelling, saved)], [*map(spelling, labels)]
+        if len({*names}) == len(names) and sorted(saved_names) == sorted(names):
+            return [] if saved_names == names else [saved_names.index(name) for name in names]
     numbers = [str(index) for index in range(len(labels))]
     are_numbers = [[*map(label_key, each)] == numbers for each in (saved, labels)]
     if len(saved) != len(labels) or not any(are_numbers):

@@ -85,9 +85,4 @@ def load_for_task(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
         )
     for note in task.notes:
         logger.info(note)
-    params = load_params(checkpoint, abstract_params(task.objective, mesh))
-    if order:
-        logger.info(f"reordered the outputs of {checkpoint} to match the labels of the task: {order}")
-        for name in task.reinit_params:
-            params[name] = jax.tree.map(lambda x: x[..., jnp.array(order)], params[name])
-    return mesh, params
+    return mesh, load_params(checkpoint, abstract_params(task.objective, mesh), task.reinit_params, order)

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -27,7 +27,11 @@ _FILE_BYTES = 4 << 20
 
 
 def load_params(
-    checkpoint: epath.Path, target: Any, reinit_params: tuple[str, ...] = (), new_pieces: NewPieces | None = None
+    checkpoint: epath.Path,
+    target: Any,
+    output_params: tuple[str, ...] = (),
+    outputs: Sequence[int] | None = (),
+    new_pieces: NewPieces | None = None,
 ) -> Any:
     """Loads the parameters of a checkpoint in the structure of `target`, to start a run or to evaluate.
 
@@ -35,7 +39,9 @@ def load_params(
       checkpoint: folder of the checkpoint.
       target: tree of arrays, or of shapes, with shardings. An array that is not in the checkpoint, such as a new output
         layer, is returned unchanged.
-      reinit_params: top-level parameters that keep their values in `target`, even if the checkpoint contains them.
+      output_params: top-level parameters of the output layer.
+      outputs: for each output, its index in the checkpoint's output layer (default: the same order). If it is None,
+        `output_params` keep their values in `target`, even if the checkpoint contains them.
       new_pieces: vocabulary pieces that the run adds to the checkpoint's (default: None, equal vocabularies).
 
     Raises:
@@ -51,7 +57,12 @@ def load_params(
             source = name.replace("pooler/dense/", "masked_lm/transform/").replace("pooler/norm/", "masked_lm/norm/")
             if source in saved.keys() - leaves.keys():
                 saved[name] = saved.pop(source)
-    restored = {name for name in saved.keys() & leaves.keys() if name.split("/")[0] not in reinit_params}
+    own_outputs = {name for name in leaves if name.split("/")[0] in output_params}
+    restored = saved.keys() & leaves.keys() - (own_outputs if outputs is None else set())
+    if outputs:
+        logger.info(f"reordered the outputs of {source_of(checkpoint)} to match the labels of the task: {outputs}")
+        for name in restored & own_outputs:
+            saved[name] = saved[name][..., outputs]
     if new_pieces:
         for name in restored.intersection(VOCABULARY_PARAMS):
             saved[name] = new_pieces.extend(saved[name], len(leaves[name]))

@@ -17,7 +17,7 @@ from bertjax.errors import BertjaxError, DivergenceError, UsageError
 from bertjax.model.models import EmbeddingModel
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint import restore_opt_state, saved_fingerprint, workdir_of
-from bertjax.training.compatibility import check_vocabulary, has_output_layer_of, source_of
+from bertjax.training.compatibility import check_vocabulary, reusable_outputs, source_of
 from bertjax.training.evaluation import evaluate
 from bertjax.training.metrics import evaluation_metrics, import_tracker
 from bertjax.training.multihost import raise_on_all_hosts
@@ -222,9 +222,8 @@ def _init_from(
     checkpoint: epath.Path, state: TrainState, task: Task, new_pieces: NewPieces | None, kept: TrainState | None
 ) -> TrainState:
     """Returns `state` with the parameters of a checkpoint, and its optimizer state if `kept`, the shapes, are given."""
-    # Keep the output layer of a checkpoint that was trained for the same labels.
-    reinit_params = () if has_output_layer_of(task, checkpoint) else task.reinit_params
-    state = state.with_initial_params(load_params(checkpoint, state.params, reinit_params, new_pieces))
+    outputs = reusable_outputs(task, checkpoint)
+    state = state.with_initial_params(load_params(checkpoint, state.params, task.reinit_params, outputs, new_pieces))
     if kept is not None:
         state = state.replace(opt_state=restore_opt_state(checkpoint, kept, task.config.optimizer.name))
     restored = "parameters and optimizer state" if kept is not None else "parameters"

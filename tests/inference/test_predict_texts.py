@@ -240,6 +240,10 @@ def test_log_names_the_activation_of_a_cross_encoder(folders, tmp_path):
         (folder / "config.json").write_text(json.dumps(config))
         notes = [note for note in huggingface.read(folder).notes if "CrossEncoder" in note]
         assert [note.split()[4] for note in notes] == [expected][: bool(expected)]
+        # Exports keep the activation.
+        (exported := tmp_path / "exported").mkdir(exist_ok=True)
+        huggingface.write(huggingface.read(folder), exported)
+        assert huggingface.read(exported).notes == huggingface.read(folder).notes
     settings = {"activation_fn": "torch.nn.ReLU", "prompts": {"q": "query: "}, "default_prompt_name": "q"}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
     module = {"name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}

@@ -14,7 +14,9 @@ from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, TAGS, OutputLayer, saved_labels
 from bertjax.training.bench import benchmark_batch
+from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.checkpoint_config import experiment_config
+from bertjax.training.parameters import load_params_on_host
 
 
 @pytest.fixture(scope="module")
@@ -266,6 +268,27 @@ def test_generic_labels_of_a_converted_checkpoint_are_matched_by_position(topics
     flags[0] = f"--config={experiment}:{arguments}"
     error = refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'hf'}", *flags)
     assert "is 'good', which is not a label; use one of LABEL_0, LABEL_1; for --config text" in error
+
+
+@pytest.mark.parametrize("names, labels", [(("GOOD", "bad"), ("bad", "good")), (("b", "B"), ("B", "b"))])
+def test_training_keeps_the_outputs_of_a_checkpoint_in_the_order_of_the_labels(names, labels, topics, tmp_path):
+    cli.main(["convert", str(topics), f"{tmp_path / 'hf'}", "--format=huggingface"])
+    file = tmp_path / "hf" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"id2label": dict(enumerate(names))}))
+    (tmp_path / "data.csv").write_text("text,topic\n" + "".join(f"zu lo,{label}\n" for label in labels))
+    fields = {"steps": 1, "data__batch_size": 2, "data__eval_split": "none", "optimizer__learning_rate": 0.0}
+    cli.main(
+        [
+            "train",
+            f"--config={EXPERIMENTS}/text.py:train={tmp_path}/data.csv,label=topic,quick=true",
+            *overrides(None, **fields),
+            f"--init_from={tmp_path / 'hf'}",
+            f"--workdir={tmp_path / 'run'}",
+        ]
+    )
+    before, after = (load_params_on_host(find_checkpoint(path)) for path in (topics, tmp_path / "run"))
+    for name in ("classifier/kernel", "classifier/bias"):
+        np.testing.assert_array_equal(after[name], before[name][..., ::-1])
 
 
 @pytest.mark.parametrize(

@@ -306,7 +306,7 @@ def test_parameter_of_another_shape_is_an_error_that_names_both_shapes(workdir):
 def test_new_and_reinitialized_parameters_have_initial_values_and_are_logged(workdir, state, log_lines):
     target = {**jax.tree.map(lambda x: x * 0 + 5, state.params), "new": {"bias": np.full(3, 7.0, np.float32)}}
     del target["pooler"]
-    loaded = load_params(find_checkpoint(workdir), target, reinit_params=("next_sentence",))
+    loaded = load_params(find_checkpoint(workdir), target, output_params=("next_sentence",), outputs=None)
     assert_equal(loaded["encoder"], state.params["encoder"])
     np.testing.assert_array_equal(loaded["new"]["bias"], 7)
     np.testing.assert_array_equal(loaded["next_sentence"]["dense"]["bias"], 5)

@@ -203,6 +203,8 @@ def _select_columns(
     indices = {name: names.index(name) for name in names}
     is_csv = table_format(path) == "csv"
     for line, fields in rows:
+        if is_csv and fields == [""] and len(names) > 1:  # a blank line, which is no row in pandas, either
+            continue
         # In joined files, a byte-order mark may precede the repeated header.
         if [fields[0].strip('\ufeff"'), *fields[1:]] == names and len(names) > 1:
             raise UsageError(f"{path} line {line} repeats the header, as in joined files; remove the line")
