@@ -110,7 +110,7 @@ def make_quick(config: ConfigDict, seq_len: int) -> None:
 
 
 def phase_of(tokens: float, batch_size: int, seq_len: int, **fields: Any) -> dict[str, Any]:
-    """Returns a phase that trains on `tokens` tokens. Shares are relative, so `share` is the number of steps."""
+    """Returns a phase that trains on `tokens` tokens. `share` is its number of steps, because shares are relative."""
     return {"share": tokens / (batch_size * seq_len), "batch_size": batch_size, "seq_len": seq_len, **fields}
 
 

@@ -62,7 +62,7 @@ def test_prose_leaves_out_code_and_tables(docstrings):
     ]
 
 
-def test_each_module_is_one_document_of_prepare(docstrings, tmp_path, monkeypatch):
+def test_prepare_reads_each_module_as_one_document(docstrings, tmp_path, monkeypatch):
     river, walk, paper = "The green river is quiet. " * 5, "Walk under the seven lamps.", "Paper and stone, once again."
     function = f'"""{river}"""\ndef f():\n    """{walk}"""\n'
     method = f'"""{river}"""\nclass C:\n    """{paper}"""\n    def f():\n        """{walk} {paper}"""\n'

@@ -42,7 +42,8 @@ def train(args: argparse.Namespace) -> None:
         raise UsageError("--keep_optimizer continues pre-training; use it with --init_from")
     # Connect the processes before any other use of JAX.
     distributed = join_cluster(args, config.cluster)
-    # The workdir keeps the converted checkpoint, unless several processes would write it.
+    # The workdir keeps the converted checkpoint, unless several processes would write it. If only this process fails,
+    # `exit_on_host_error` ends it without JAX's barrier, where it would wait for the others.
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
         config = fill_unset_fields(config, init_from, args.workdir)  # settings of the checkpoint or the resumed run
         task = build_task(config, train=True)
@@ -87,6 +88,7 @@ def sweep(args: argparse.Namespace) -> None:
 
     distributed = join_cluster(args, parse_run_config(args).cluster)
     with exit_on_host_error(), open_init_checkpoint(args, not distributed, sweeps.TRIALS) as init_from:
+        # `sweep` adds cached features itself. It cannot import `inference`, so pass this function.
         result = sweeps.sweep(
             args.config, args.overrides, args.grid, args.seeds, args.workdir, init_from, prepare=add_guide_vectors
         )

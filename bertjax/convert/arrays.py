@@ -100,8 +100,8 @@ def import_params(
         if unknown := shapes.keys() - expected.keys():
             fix = "correct `architectures` in the config, which names the class of the model, or remove other arrays"
             # Training code saves the parameters of wrapped models with a prefix, such as `module.`.
-            prefix = f"{min(unknown).partition('.')[0]}."
-            if expected.keys() <= {name.removeprefix(prefix) for name in shapes}:
+            prefix, missing = f"{min(unknown).partition('.')[0]}.", expected.keys() - shapes.keys()
+            if missing and missing <= {name.removeprefix(prefix) for name in unknown}:
                 fix = f"remove the prefix {prefix!r} from the names"
         raise UsageError(f"the arrays of {source} do not match its config: {problem}; {fix}")
     params = {}

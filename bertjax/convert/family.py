@@ -37,7 +37,8 @@ TOKEN_IDS = {
     **{"pad_token_id": "pad", "bos_token_id": "cls", "cls_token_id": "cls", "eos_token_id": "sep"},
     **{"sep_token_id": "sep", "mask_token_id": "mask"},
 }
-# Suffixes of bertjax paths, mapped to suffixes of transformers names. Tables are listed by full name, without suffix.
+# Suffixes of bertjax paths, mapped to suffixes of transformers names. "" is the suffix of arrays that `Family.arrays`
+# lists by their full names, such as embedding tables.
 _LEAVES = {"": "", "/kernel": ".weight", "/scale": ".weight", "/bias": ".bias"}
 
 

@@ -103,6 +103,7 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         if limit < config.max_row_tokens and (output_kind or not embedder):
             notes.append(f"ignored model_max_length={limit}: texts are truncated to {config.max_row_tokens} tokens")
     dtypes: set[str] = set()
+    activation = ""
 
     def read_by_canonical_name(name: str) -> np.ndarray:
         array = read_array(stored_names[name])
@@ -122,11 +123,23 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     if dtypes - {"float32"}:
         notes.append(f"converted weights from {', '.join(sorted(dtypes))} to float32")
     if output_kind == CLASSES:
-        notes += _cross_encoder_notes(root, labels)
+        activation = sentence_transformers.cross_encoder_activation(root, hf_config)
+        if functions := sentence_transformers.cross_encoder_functions(root, activation, len(labels)):
+            notes.append(f"predict does not apply {' and '.join(functions)}, unlike CrossEncoder")
         if len(labels) == 1:
             # As in transformers, a single output means regression.
             labels = ()
-    return PortableCheckpoint(config, params, vocabulary, output_kind, labels, tuple(notes), embedder, (), str(folder))
+    return PortableCheckpoint(
+        config,
+        params,
+        vocabulary,
+        output_kind,
+        labels,
+        tuple(notes),
+        embedder,
+        source=str(folder),
+        activation=activation,
+    )
 
 
 def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[Family, ModelConfig, str, tuple[str, ...]]:
@@ -227,12 +240,9 @@ def write(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     (folder / WEIGHTS).chmod(0o644)
     if family.has_own_code:
         notes += _copy_code(Path(checkpoint.source), hf_config, folder)
-    activation = sentence_transformers.cross_encoder_activation(Path(checkpoint.source))
-    if checkpoint.output_kind == CLASSES and activation:
-        hf_config["sentence_transformers"] = {"activation_fn": activation}  # for CrossEncoder
+    if checkpoint.activation:
+        hf_config["sentence_transformers"] = {"activation_fn": checkpoint.activation}
     write_json(folder / CONFIG, hf_config)
-    if checkpoint.output_kind == CLASSES:
-        notes += [note for note in _cross_encoder_notes(folder, checkpoint.labels) if note not in checkpoint.notes]
     if checkpoint.embedder and checkpoint.embedder.refusal:
         notes.append(f"left out the sentence-transformers modules: {checkpoint.embedder.refusal}")
     elif checkpoint.embedder:
@@ -248,11 +258,6 @@ def write_embedder(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     if reason := embedder.refusal or ("the checkpoint has an output layer" if checkpoint.output_kind else ""):
         raise UsageError(f"{reason}; use the format huggingface")
     return notes + write(dataclasses.replace(checkpoint, embedder=embedder), folder)
-
-
-def _cross_encoder_notes(folder: Path, labels: Collection[str]) -> list[str]:
-    functions = sentence_transformers.cross_encoder_functions(folder, has_one_output=len(labels) < 2)
-    return [f"predict does not apply {' and '.join(functions)}, unlike CrossEncoder"] if functions else []
 
 
 def _copy_code(source: Path, hf_config: dict[str, Any], folder: Path) -> list[str]:

@@ -230,8 +230,8 @@ def _separators(engine: Tokenizer, special_ids: dict[str, int], has_segments: bo
     """Returns the number of [SEP] tokens between the two texts of a pair, and at the end of a row.
 
     The first number is 0 (pairs are unsupported) unless a pair is encoded as [CLS] A [SEP]... B [SEP]. With
-    `has_segments`, the segments must also be 0 before B and 1 from B on. The second number is -1 unless a single text
-    is encoded as [CLS] A [SEP] or [CLS] A.
+    `has_segments`, the segment ids must also be 0 before B, and 1 from the start of B. The second number is -1 unless a
+    single text is encoded as [CLS] A [SEP] or [CLS] A.
     """
     cls, sep = special_ids["cls"], special_ids["sep"]
     texts = [engine.encode(text, add_special_tokens=False).ids for text in "ab"]

@@ -74,6 +74,7 @@ class PortableCheckpoint:
     # Modules of a sentence-transformers model (default: None, no such modules).
     embedder: SentenceEmbedder | None = None
     unexported: tuple[str, ...] = ()  # `unexported_modules` of the run's objective, which exports leave out
+    activation: str = ""  # class of the activation of a sentence-transformers CrossEncoder (default: "", its default)
     source: str = "-"  # folder of the original checkpoint in Hugging Face's format (default: `-`, unknown)
     # Description of the Flax module (default: None, follows from the parameters and the output layer).
     description: dict[str, Any] | None = None
@@ -81,7 +82,7 @@ class PortableCheckpoint:
     @property
     def output_layer(self) -> OutputLayer | None:
         """Content of `output_layer.json`; None if the model has no output layer."""
-        return OutputLayer(self.output_kind, self.labels) if self.output_kind else None
+        return OutputLayer(self.output_kind, self.labels, activation=self.activation) if self.output_kind else None
 
     @property
     def num_outputs(self) -> int:
@@ -207,6 +208,7 @@ def read_workdir(path: str | os.PathLike, any_kind: bool = False) -> PortableChe
         layer.kind if layer else "",
         layer.labels if layer else (),
         embedder=embedder,
+        activation=layer.activation if layer else "",
         unexported=objective.unexported_modules if objective else (),
         source=(read_origin(workdir) or read_origin(workdir / CONVERTED)).get("source", "-"),
         description=description if any_kind else None,

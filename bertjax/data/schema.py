@@ -17,7 +17,7 @@ class ArraySpec:
     # Key of a number n in the `sizes` of `synthetic_batch`. The array is filled with random integers below n (default:
     # "", filled with 1).
     num_values: str = ""
-    ascending: bool = False  # whether `synthetic_batch` fills the last axis with 0, 1, 2, ..
+    ascending: bool = False  # whether `synthetic_batch` fills the last axis with 0, 1, 2, ...
     padding: int = 0  # value in padding rows
 
 

@@ -205,7 +205,7 @@ class VectorEncoder:
         return np.concatenate(vectors or [np.empty((0, self.width), np.float32)])
 
     def write(self, path: Path, texts: Iterable[Text]) -> np.ndarray:
-        """Writes the vectors of N texts to an `.npy` file, and returns its memory map, float32 [N, D].
+        """Writes the vectors of N texts to an `.npy` file, and returns them as a memory map, float32 [N, D].
 
         Until the file is complete, the vectors are in shards in the folder `PATH.part`. After an interruption, the same
         call resumes after the last complete shard.

@@ -17,7 +17,7 @@ LAYER_NORM, RMS_NORM = NORMS = ("layer_norm", "rms_norm")
 # Position types: learned embeddings (`absolute`), or rotations of queries and keys. In a head of size K, `rotary` pairs
 # elements i and i + K / 2, and `rotary_pairs` pairs elements 2 i and 2 i + 1.
 ABSOLUTE, ROTARY, ROTARY_PAIRS = POSITIONS = ("absolute", "rotary", "rotary_pairs")
-# Fields of rotary positions, which training phases may change.
+# RoPE fields, which training phases may change.
 ROPE_THETAS = ("global_rope_theta", "local_rope_theta")
 # `scan_layers` value that replaces `auto` in runs of at least LONG_RUN_STEPS steps. It unrolls on all platforms.
 AUTO_LONG_RUN = "auto_long_run"
@@ -49,7 +49,7 @@ class Architecture(Section):
       num_attention_heads: number of attention heads, H; must divide `hidden_size`.
       intermediate_size: width of the feed-forward layer, F; 4 D in the paper.
       max_position_embeddings: number of learned position embeddings, which is the maximum row length in tokens plus
-        `position_offset`. With rotary positions, the maximum row length.
+        `position_offset`. With RoPE, the maximum row length.
       type_vocab_size: number of segment embeddings. With 0 or 1, the texts of a pair have the same segment.
       hidden_act: activation of the feed-forward layer: `gelu_tanh` (as in google-research/bert), `gelu_erf`, `relu`,
         `silu` or `tanh`.
@@ -69,8 +69,8 @@ class Architecture(Section):
       position_embedding_type: `absolute` (learned embeddings), `rotary` (rotations of the two halves of each head) or
         `rotary_pairs` (rotations of adjacent pairs).
       position_offset: position of the first token in the table of learned embeddings (default: 0; 2 in RoBERTa).
-      global_rope_theta: base of the rotary positions' wavelengths.
-      local_rope_theta: base of the wavelengths in layers with local attention.
+      global_rope_theta: RoPE theta (base of the rotary wavelengths).
+      local_rope_theta: RoPE theta of layers with local attention.
       local_attention: number of tokens in the window of local attention, half of them on each side (default: 0, all
         layers attend to the whole sequence).
       global_attn_every_n_layers: with local attention, every n-th layer, starting with the lowest, attends to the whole
@@ -163,7 +163,7 @@ class Architecture(Section):
             (heads and kv_heads and heads % kv_heads, "num_key_value_heads must divide num_attention_heads"),
             (self.norm == RMS_NORM and self.norm_bias, f"norm={RMS_NORM} has no bias; set norm_bias=false"),
             (not has_first_norm, "first_attention_norm=false needs norm_first=true"),
-            (is_rotary and width and heads and width // heads % 2, "rotary positions need an even head size"),
+            (is_rotary and width and heads and width // heads % 2, "RoPE needs an even head size"),
             (self.local_attention == 1, "local_attention must be at least 2, a token on each side"),
             (self.local_attention and is_one_sided, "local_attention needs attention_direction=both"),
             (is_linear and self.embedding_size, "lm_head=linear with tied embeddings needs embedding_size=0"),

@@ -59,7 +59,7 @@ class LayerInputs(NamedTuple):
     """Inputs that differ between layers: bool [N] for the encoder, and a bool scalar for each layer."""
 
     is_local: Any  # whether the layer has local attention (None: no layer has)
-    has_attention_norm: Any  # whether a norm precedes the attention (None: in all layers)
+    has_attention_norm: Any  # whether a norm precedes the attention (None: the same in all layers)
 
 
 class Encoder(nn.Module):
@@ -113,7 +113,7 @@ class Encoder(nn.Module):
           Hidden states of the embeddings and all layers, [N + 1, B, L, D]. With `norm_first`, the last entry is the
             output of the final norm. None if `collect_layers` is False.
         """
-        config, supports_packing = self.config, position_ids is not None
+        config, packed = self.config, position_ids is not None
         if position_ids is None:
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         if config.encoder == LSTM:
@@ -122,7 +122,7 @@ class Encoder(nn.Module):
             outputs = [reader(ids, sequence_ids, deterministic, collect_layers) for reader in readers]
             hidden, layers = zip(*outputs, strict=True)
             return jnp.concatenate(hidden, -1), (jnp.concatenate(layers, -1) if collect_layers else None)
-        attention = select_attention(config, input_ids.shape[1], supports_packing)
+        attention = select_attention(config, input_ids.shape[1], is_packed=packed)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
         is_local = np.array(config.is_local_layer) if config.local_attention else None
         # ModernBERT has no norm before the attention of the lowest layer.
@@ -130,7 +130,7 @@ class Encoder(nn.Module):
         per_layer = LayerInputs(is_local, has_norm)
         shared = SharedInputs(sequence_ids, rotations(config, position_ids))
         # `run_layers` scans over `TransformerLayer(**fields)`. Each layer gets its slice of `per_layer` and of the
-        # stacked parameters, its own dropout key, and `shared`.
+        # stacked parameters, its own dropout key, and `shared`. With `collect`, `layers` is [N + 1, B, L, D].
         fields = {"config": config, "attention": attention, "deterministic": deterministic, "collect": collect_layers}
         x, layers = run_layers(self, TransformerLayer, fields, x, per_layer, shared)
         if config.norm_first:
@@ -189,7 +189,8 @@ class SelfAttention(nn.Module):
         def project(name: str, num_heads: int) -> jax.Array:  # [B, L, H, K]
             heads = (num_heads, config.head_size)
             axes = ("embed", "heads", "head")
-            y = Dense(config, heads, axes, flat=True, use_bias=config.attention_bias, name=name)(x)  # [B, L, H * K]
+            # With `flat`, the result is [B, L, H * K] instead of [B, L, H, K].
+            y = Dense(config, heads, axes, flat=True, use_bias=config.attention_bias, name=name)(x)
             # Save [B, L, H * K] for the backward pass, because a TPU would pad a short axis K to 128 elements.
             y = checkpoint_name(y, QKV).reshape(*y.shape[:-1], *heads)
             # Each key head serves several query heads.
@@ -202,7 +203,8 @@ class SelfAttention(nn.Module):
             query, key = (rotate(config, states, shared.rotations, layer.is_local) for states in (query, key))
 
         def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int = 0) -> jax.Array:
-            # Tokens attend only to tokens of their own sequence, at most `window` neighbors (0: no limit).
+            # Tokens attend only to tokens of their own sequence, at most `window` neighbors (half of them on each side;
+            # 0: no limit).
             mask = AttentionMask(config.attention_direction, shared.sequence_ids, window)
             return self.attention(query, key, value, mask, Dropout(config.attention_probs_dropout_prob, dropout_key))
 
@@ -212,6 +214,7 @@ class SelfAttention(nn.Module):
             attend_locally = partial(attend, window=config.local_attention)  # Kernels need a static window.
             return jax.lax.cond(layer.is_local, attend_locally, attend, query, key, value)
 
+        # With `remat=attention`, the backward pass computes attention again from query, key and value.
         run = save_inputs_only(attend_by_layer, config) if config.remat == "attention" else attend_by_layer
         context = checkpoint_name(run(query, key, value), CONTEXT)
         axes = ("heads", "head", "embed")
@@ -220,7 +223,7 @@ class SelfAttention(nn.Module):
 
 
 def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
-    """Applies the position-wise feed-forward network, [B, L, D] to [B, L, D]. The calling module gets its layers."""
+    """Applies the feed-forward network, [B, L, D] to [B, L, D]. Its layers become submodules of the calling module."""
 
     def project(name: str) -> jax.Array:  # [B, L, F]
         dense = Dense(config, (config.intermediate_size,), ("embed", "mlp"), use_bias=config.mlp_bias, name=name)

@@ -145,7 +145,7 @@ def run_layers(
     Args:
       parent: the calling module, which owns the parameters and has a `config`.
       layer_class: Flax module. It maps (x, per_layer, shared) to (output, output) if `collect`, else to (output, None).
-      fields: constructor arguments of the layer. `collect` is whether to also return the outputs of all layers.
+      fields: constructor arguments of the layer. `collect=True` also returns the outputs of all layers.
       x: [B, L, ...] input of the lowest layer.
       per_layer: arrays with a leading axis N. Each layer gets one element of each array.
       shared: arrays that are the same for every layer, such as `sequence_ids`.

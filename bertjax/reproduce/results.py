@@ -90,7 +90,7 @@ class Results:
         return "", None
 
     def _init_fingerprint(self, run: Run, step: int) -> str:
-        """Returns the fingerprint of a run's parameters at `step` (0: its resulting parameters), or "" if unknown."""
+        """Returns the fingerprint of a checkpoint of `run`, or "" if unknown. `step` is as in `Run.init_step`."""
         if run.fingerprint:
             return run.fingerprint
         if not step:

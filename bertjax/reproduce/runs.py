@@ -97,7 +97,7 @@ def scale_of(args: Mapping[str, Any]) -> Scale:
 def start(scale: Scale, args: Mapping[str, Any], model: str, seed: int = 1) -> Run:
     """Returns the run whose checkpoint initializes fine-tuning of `model`, which is `base` or `large`.
 
-    If `args[model]` names a released checkpoint, the run represents this checkpoint. Else it is a pre-training run.
+    If `args[model]` names a released checkpoint, the run represents it. Otherwise, it is a pre-training run.
     """
     if checkpoint := args[model]:
         released = load_released(checkpoint)

@@ -70,7 +70,7 @@ SPECS = {
     "qnli": GlueSpec("QNLI", ("question", "sentence"), "label", _ENTAILMENT, ("accuracy",)),
     "rte": GlueSpec("RTE", _PAIR, "label", _ENTAILMENT, ("accuracy",)),
     "wnli": GlueSpec("WNLI", _PAIR, "label", _BINARY, ("accuracy",)),
-    # The diagnostic set has no training or dev set; its labels are predicted by a model trained on MNLI.
+    # The diagnostic set has only test data; its labels are predicted by a model trained on MNLI.
     "ax": GlueSpec(
         DIAGNOSTIC, _PAIR, "gold_label", _NLI, ("accuracy",), submission={"": "AX.tsv"}, tfds_texts=_TFDS_NLI
     ),

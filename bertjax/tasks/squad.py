@@ -86,13 +86,13 @@ class SquadConfig(FinetuningConfig):
 
 @dataclasses.dataclass(frozen=True)
 class SpanObjective(Objective):
-    """Objective for answer spans. The loss is the mean of the cross-entropies of start and end position."""
+    """Objective for answer spans. The loss is the mean of the cross-entropies of the start and end positions."""
 
     metrics = (loss_metric("start_loss"), loss_metric("end_loss"))
     schema = (*SEQUENCE, *(ArraySpec(name, (), num_values="length") for name in _POSITIONS), *EXAMPLE)
 
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
-        # Divide by twice the number of rows, so that the training loss is the mean of start and end loss.
+        # Divide by twice the number of rows, so that the training loss is the mean of the start and end losses.
         rows = 2.0 * jnp.maximum(jnp.sum(batch["weights"]), 1.0)
         return dict.fromkeys(self.loss_weights, rows)
 
@@ -206,7 +206,7 @@ class SquadTask(FinetuningTask):
         return best_answers(self._questions, self._windows, outputs, data.n_best, data.max_answer_len)
 
     def _null_threshold(self, answers: dict[str, Answer]) -> float | None:
-        """Returns the configured null threshold, or that with the best F1 on the evaluated questions (1.1: None)."""
+        """Returns the null threshold: the configured one, or the one with the best F1. None if not SQuAD 2.0."""
         data, gold = self.config.data, self._gold
         if not (self._is_v2 and data.choose_null_threshold):
             return data.null_threshold if self._is_v2 else None

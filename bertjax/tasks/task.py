@@ -109,8 +109,8 @@ class Task:
     objective: Objective
     total_steps: int
     warmup_steps: int  # steps of linear learning-rate warm-up
-    # Rows of the global batch of each training phase, multiples of data shards times micro-batches (default: no
-    # training data). A phase is a range of steps with one batch shape.
+    # Numbers that data shards times micro-batches must divide: rows of the global batch of each training phase, or
+    # divisors of the rows of all batches (default: no training data). A phase is a range of steps with one batch shape.
     batch_sizes: tuple[int, ...] = ()
     steps_per_epoch = 0  # 0: the task has no epochs
     checkpoint_every: int  # steps between checkpoints, at least 1; the last step is always saved
@@ -124,7 +124,7 @@ class Task:
 
     # Parameters and data
 
-    # Names of the top-level parameters of the output layer, which a run from `--init_from` initializes randomly, unless
+    # Names of the top-level parameters outside the encoder, which a run from `--init_from` initializes randomly, unless
     # the checkpoint has an output layer with the same labels (default: none, as in pre-training).
     reinit_params: tuple[str, ...] = ()
     data_hash = ""  # SHA-256 of the data (default: no data); a run cannot resume if the data at the same path changed
@@ -139,9 +139,8 @@ class Task:
     labels: Sequence[str] = ()  # names of the classes or tags by id, for `class_reports`
     accepts_any_encoder = False  # whether `evaluate` accepts checkpoints of other models with the same encoder
     evaluation_problem = ""  # error message of `train` and `evaluate` if the evaluation data cannot be used
-    uses_frozen_features = (
-        False  # whether the inputs of the head are features of the frozen encoder, which may be cached
-    )
+    # Whether the inputs of the head are features of the frozen encoder, which may be computed before training.
+    uses_frozen_features = False
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -158,7 +157,9 @@ class Task:
         return ((self.total_steps, self.config.optimizer.learning_rate),)
 
     def objective_at(self, num_updates: int) -> Objective:
-        """Returns the objective of update `num_updates`, and of the checkpoint after it (0: before training).
+        """Returns the objective that performs update `num_updates`, and evaluates the parameters after it.
+
+        The first update is 1; 0 means before training.
 
         All objectives of a run have the same parameters, metrics and loss weights. They may differ in RoPE thetas,
         which phases of pre-training may change.
@@ -170,7 +171,7 @@ class Task:
         raise UsageError("the task has no training data; build it with build_task(config, train=True)")
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
-        """Yields the shard's rows of each evaluation batch. Every example occurs once. Padding rows have weight 0."""
+        """Yields the shard's rows of each evaluation batch. Every example occurs once. Padding rows have no weight."""
         raise UsageError("the task has no evaluation data; set a corpus or data files in config.data")
 
     def check_data_files(self, wait: bool) -> None:
@@ -201,7 +202,7 @@ class Task:
         """Returns all metrics of an evaluation.
 
         Args:
-          means: mean of each metric over the evaluation data, computed from the metric sums.
+          means: mean of each metric over the evaluation data, computed from the metric sums, and the total `loss`.
           outputs: outputs of each evaluation batch, in order.
         """
         return means

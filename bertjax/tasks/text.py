@@ -95,8 +95,8 @@ class TextData(TableData):
         super().__post_init__()
         if self.second_text in (self.text, self.label):
             raise UsageError(
-                f"config.data.second_text={self.second_text!r} is also the column of text or label; choose another "
-                "column"
+                f"config.data.second_text={self.second_text!r} is also config.data.text or config.data.label; choose "
+                "another column"
             )
         if not self.label_separator.strip() and self.label_separator != " ":
             raise UsageError(f"config.data.label_separator={self.label_separator!r} is not valid; use a space or ','")

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,9 @@ def check_vocabulary(task: Task, checkpoint: epath.Path, can_add_pieces: bool = 
 
 
 def reusable_outputs(task: Task, checkpoint: epath.Path) -> list[int] | None:
-    """Returns the index of each label of a task in the checkpoint's output layer, as `check_output_layer` does.
+    """Returns the index of each label of a task in the checkpoint's output layer ([]: same order).
 
-    Returns None if the output layer has other labels, so that training cannot reuse it.
+    Returns None if the output layer has other labels, so that training initializes a new one.
     """
     saved, expected = _output_layers(task, checkpoint)
     if not saved or not expected or read_metadata(checkpoint).model != model_description(task.objective.model):
@@ -59,7 +60,7 @@ def reusable_outputs(task: Task, checkpoint: epath.Path) -> list[int] | None:
         return [] if saved["output"] == expected["output"] else None
     if saved["output"]:
         return [] if saved["labels"] == expected["labels"] else None
-    return _output_order(saved["labels"], expected["labels"], source_of(checkpoint))
+    return _output_order(saved["labels"], expected["labels"])
 
 
 def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
@@ -71,15 +72,15 @@ def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
     if not saved or not expected:
         return []
     order: list[int] | None = []
-    source = source_of(checkpoint)
+    source, labels, names = source_of(checkpoint), expected["labels"], saved["labels"]
     # The output layer of a converted checkpoint does not name its task. Compare only its type and its labels.
     if saved["output"]:
         different = [field for field in ("output", "labels") if saved[field] != expected[field]]
     elif (saved["kind"] == MULTILABEL) != (expected["kind"] == MULTILABEL):
         different = ["kind"]
     else:
-        order = _output_order(saved["labels"], expected["labels"], source)
-        different = ["labels"] if order is None else []
+        order = _output_order(names, labels)
+        different = ["labels"] if order is None and not _matches_by_position(names, labels, source) else []
     if different:
         was, needed = (f"{different[0]} {_quoted(layer[different[0]])}" for layer in (saved, expected))
         message = f"the output layer of {source} was trained with {was}"
@@ -93,26 +94,30 @@ def _output_layers(task: Task, checkpoint: epath.Path) -> tuple[dict[str, Any], 
     return json.loads(layer.as_json()) if layer else {}, json.loads(task.workdir_files.get(OUTPUT_LAYER, b"{}"))
 
 
-def _output_order(saved: list[str], labels: list[str], source: str) -> list[int] | None:
-    """Returns, for each label, the index of the checkpoint's output with this name, or [] if each output i is label i.
+def _output_order(saved: Sequence[str], labels: Sequence[str]) -> list[int] | None:
+    """Returns, for each label, the index of the checkpoint's output with this name ([]: same order).
 
-    Ignores case, unless names differ only in case. If the names of the checkpoint or of the task are numbers from 0,
-    such as LABEL_0 or 0, output i is label i. Otherwise, returns None if the names differ.
+    Returns None if the names differ. Ignores case, unless names differ only in case. `LABEL_1` and `1` are equal.
     """
-    for spelling in (str, str.lower):
+    for spelling in (str, str.lower, label_key):
         saved_names, names = [*map(spelling, saved)], [*map(spelling, labels)]
         if len({*names}) == len(names) and sorted(saved_names) == sorted(names):
             return [] if saved_names == names else [saved_names.index(name) for name in names]
+    return None
+
+
+def _matches_by_position(saved: Sequence[str], labels: Sequence[str], source: str) -> bool:
+    """Returns True if there are as many outputs as labels, and either names are numbers from 0. Logs the match."""
     numbers = [str(index) for index in range(len(labels))]
     are_numbers = [[*map(label_key, each)] == numbers for each in (saved, labels)]
     if len(saved) != len(labels) or not any(are_numbers):
-        return None
+        return False
     matched = f"matched the outputs {_quoted(saved)} of {source} to the labels {_quoted(labels)} by position"
     if are_numbers[0]:
         logger.info(matched)
     else:
         logger.warning(f"{matched}; check that outputs and labels agree, because files may number classes differently")
-    return []
+    return True
 
 
 def source_of(checkpoint: epath.Path) -> str:
@@ -122,5 +127,5 @@ def source_of(checkpoint: epath.Path) -> str:
     return next((name for name in sources if is_hub(name) or (name and Path(name).exists())), str(checkpoint))
 
 
-def _quoted(value: str | list[str]) -> str:
+def _quoted(value: str | Sequence[str]) -> str:
     return quoted(value) if isinstance(value, str) else listed(value) or "(none)"

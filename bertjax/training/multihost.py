@@ -60,7 +60,7 @@ def initialize_distributed(config: ClusterConfig) -> None:
     options: dict[str, Any] = {
         "initialization_timeout": config.initialization_timeout_seconds,
         "heartbeat_timeout_seconds": config.heartbeat_timeout_seconds,
-        # At exit, all processes wait for process 0, which may still compute the task's baseline.
+        # At exit, all processes wait for process 0, which may still be computing the task's baseline.
         "shutdown_timeout_seconds": _SHUTDOWN_SECONDS,
     }
     values = [os.environ.get(name, "") for name in _PROCESS_VARIABLES]

@@ -39,7 +39,7 @@ def load_params(
       checkpoint: folder of the checkpoint.
       target: tree of arrays, or of shapes, with shardings. An array that is not in the checkpoint, such as a new output
         layer, is returned unchanged.
-      output_params: top-level parameters of the output layer.
+      output_params: top-level parameters of the output layer and, if there is one, of the feature head.
       outputs: for each output, its index in the checkpoint's output layer (default: the same order). If it is None,
         `output_params` keep their values in `target`, even if the checkpoint contains them.
       new_pieces: vocabulary pieces that the run adds to the checkpoint's (default: None, equal vocabularies).

@@ -142,7 +142,8 @@ class Progress:
         self._tokens, self._counted_at = counts["tokens"], step
         learning_rate: Any = self._schedule(step - 1)
         self._write(METRICS, step, {**values, "learning_rate": float(learning_rate), **counts})
-        self._write(TIMING, step, self._speed)
+        if self._speed:
+            self._write(TIMING, step, self._speed)
 
     def log_evaluation(self, step: int, values: dict[str, float], seconds: float, train_sums: MetricSums) -> None:
         """Logs an evaluation that took `seconds`, and redraws the curves at most every 30 seconds.
@@ -211,6 +212,8 @@ class Progress:
         self._compile_seconds_at_start = self._compile_seconds
 
     def _measure_speed(self, step: int, token_fraction: float, attention_fraction: float) -> None:
+        """Measures the speed since the clock was restarted, {} if this was after the last step."""
+        self._speed = {}
         if step > self._since_step:
             seconds = max(time.monotonic() - self._since - self._paused_seconds, 1e-9)
             cost, peak = self._cost(self._since_step, step), self._peak_flops_per_second

@@ -22,7 +22,7 @@ from bertjax.training.optimizer import Optimizer
 from bertjax.training.sharding import batch_sharding, compiler_options, replicated, under_mesh, with_shardings
 
 # Metrics that `train_step` adds to those of the objective: gradient norm, and the fractions of positions and of
-# attention FLOPs that are not padding (see `non_padding_sums`; the second is not logged, but used for MFU).
+# attention FLOPs that are not padding (see `non_padding_sums`). ATTENTION_FRACTION is not logged, but used for MFU.
 STEP_METRICS = ("grad_norm", TOKEN_FRACTION, ATTENTION_FRACTION)
 
 
@@ -39,7 +39,8 @@ class TrainState(flax.struct.PyTreeNode):
     # update is still applied; the loop raises an error at the next log line, evaluation or checkpoint.
     bad_step: jax.Array
 
-    # Override the next three to evaluate other parameters, such as moving averages; see docs/extending.md.
+    # To evaluate other parameters, such as moving averages, change `eval_field` and `with_initial_params`; see
+    # docs/extending.md.
     @property
     def eval_field(self) -> str:
         """Name of the field with the parameters to evaluate, which `--init_from` and inference load."""
@@ -121,20 +122,22 @@ def make_train_step(
         reason = "because the loss of a row depends on other rows of its batch"
         raise UsageError(f"config.grad_accum_steps={grad_accum_steps} is not supported, {reason}; use 1")
     state_shapes = abstract_state(objective, optimizer, mesh)
-    if head_only and {*trainable_shapes(state_shapes.params, optimizer.config)} == {ENCODER}:
+    modules = {*trainable_shapes(state_shapes.params, optimizer.config)}  # names of the top-level modules to train
+    if head_only and modules == {ENCODER}:
         raise UsageError("config.optimizer.head_steps would train nothing: only the encoder is trainable; use 0")
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
-        # `state.params` has all layers in one stack. The model gets frozen layers as a second stack, so that the
-        # backward pass stops above them.
+        # `state.params` has all layers in one stack. `split_frozen` moves frozen layers to a second stack, in a tree of
+        # frozen parameters. `merge_frozen` joins the trees for the model, whose backward pass stops above the frozen
+        # layers. `restack_frozen` makes one stack again.
         trainable, frozen = split_frozen(state.params, optimizer.config)
         denominators = objective.denominators(batch)
         # In head steps, the encoder stays in `trainable`, because the optimizer state has its arrays. Its gradient is
         # 0, and its update, which weight decay may change, is dropped.
-        holds_encoder = head_only and ENCODER in trainable
+        keeps_encoder = head_only and ENCODER in trainable
 
         def loss_fn(trained: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
-            if holds_encoder:
+            if keeps_encoder:
                 trained = {**trained, ENCODER: jax.lax.stop_gradient(trained[ENCODER])}
             sums, _ = objective.compute(merge_frozen(trained, frozen), micro_batch, dropout_key)
             losses = (factor * sums[name][0] / denominators[name] for name, factor in objective.loss_weights.items())
@@ -147,8 +150,8 @@ def make_train_step(
 
         updates, opt_state = optimizer.tx.update(grads, state.opt_state, trainable)
         rate: Any = schedule(state.step)  # `tx` does not scale updates by the rate, and does not negate them.
-        new_trainable: Any = optax.tree.add_scale(trainable, -rate, updates)
-        if holds_encoder:
+        new_trainable: Any = optax.tree.add_scale(trainable, -rate, updates)  # trainable - rate * updates
+        if keeps_encoder:
             new_trainable = {**new_trainable, ENCODER: trainable[ENCODER]}
 
         grad_norm = optax.tree.norm(grads)  # before clipping

@@ -87,6 +87,7 @@ def train(
     if task.eval_every:
         check_batch_sizes((task.eval_batch_size,), mesh)
     optimizer = make_optimizer(config.optimizer)
+    # The schedule is an argument of the train step, not a part of the optimizer; see `make_train_step`.
     schedule = make_schedule(config.optimizer, task.warmup_steps, task.phase_schedule)
     head_steps = config.optimizer.head_steps  # first steps, which train only the parameters outside the encoder
 
@@ -97,7 +98,7 @@ def train(
 
     train_step_at(0)  # Raises if the step cannot be built.
     state_shapes = abstract_state(task.objective, optimizer, mesh)
-    if keep_optimizer and (task.reinit_params or head_steps):  # Only fine-tuning tasks have `reinit_params`.
+    if keep_optimizer and (task.reinit_params or head_steps):  # Only pre-training tasks have no `reinit_params`.
         raise UsageError("--keep_optimizer needs a pre-training config without head_steps; omit --keep_optimizer")
     new_pieces = None
     if init_from:
@@ -112,6 +113,7 @@ def train(
         workdir, checkpoints, check_still_owner = opened
         stop_requested = stack.enter_context(stop_requests())
         heartbeat = stack.enter_context(watchdog(config.hang_seconds))
+        # `restore_latest` calls this function only if a checkpoint lacks fields or metrics of this run.
         init = partial(make_init_state(task.objective, optimizer, mesh), random_key(config.seed, "init"))
         state = checkpoints.restore_latest(state_shapes, init)
         if state is not None:
@@ -155,7 +157,8 @@ def train(
             if step == task.total_steps or (step % task.eval_every == 0 and (step > 0 or task.eval_first)):
                 history = history.add(step, _evaluate(task, mesh, state, step, progress, heartbeat))
 
-        # A resumed run with a score does not evaluate the saved step, because its checkpoint cannot get a score later.
+        # Without a score, the run may have stopped after saving this step, but before evaluating it. With a score, a
+        # saved step is not evaluated later, because its checkpoint cannot get a score any more.
         if step == 0 or not has_score:
             evaluate_if_due(state, step)
 
@@ -167,7 +170,8 @@ def train(
             batch = put_batch(next(batches), mesh)
             if head_steps and step == head_steps and config.optimizer.name != "bert_adam":
                 # The next update is the first of the encoder. All parameters share the count of updates that bias
-                # correction needs, so start the optimizer again. BERT's Adam has no bias correction.
+                # correction needs, so start the optimizer again, also after a resume at this step. BERT's Adam has no
+                # bias correction.
                 state = state.replace(opt_state=make_init_opt_state(task.objective, optimizer, mesh)(state.params))
             with profiler.step(step):
                 state = train_step_at(step)(state, batch, dropout_key, device_schedule)
@@ -189,14 +193,13 @@ def train(
                 evaluate_if_due(state, step)
 
         checkpoints.wait()
+        heartbeat()
         if stopped:
             logger.info(f"stopped by a signal; saved step {step:,}; run the same command to resume")
             return {"step": step, "stopped": True, **history.metrics_at(step)}
-        heartbeat(math.inf)  # After a resume at the last step, the check reads the whole corpus, maybe for hours.
-        _check_data_files(task, wait=True)
-        heartbeat()
+        _check_data_files(task, heartbeat)
         checkpoint, params = load_best(workdir, checkpoints, state)  # This moves damaged checkpoints aside.
-        if (score := history.score_at(int(checkpoint.name))) != history.best_score:
+        if (score := history.score_at(int(checkpoint.name))) != history.best_score:  # Without scores, both are None.
             missing = "the checkpoint with the best score is missing"
             logger.warning(f"{missing}, so results are from {checkpoint} (score {score})")
         progress.plot_curves()
@@ -219,14 +222,14 @@ def _log_resume(task: Task, workdir: epath.Path, step: int, init_from: epath.Pat
 
 
 def _init_from(
-    checkpoint: epath.Path, state: TrainState, task: Task, new_pieces: NewPieces | None, kept: TrainState | None
+    checkpoint: epath.Path, state: TrainState, task: Task, new_pieces: NewPieces | None, shapes: TrainState | None
 ) -> TrainState:
-    """Returns `state` with the parameters of a checkpoint, and its optimizer state if `kept`, the shapes, are given."""
+    """Returns `state` with the parameters of a checkpoint and, with `shapes` of the state, its optimizer state."""
     outputs = reusable_outputs(task, checkpoint)
     state = state.with_initial_params(load_params(checkpoint, state.params, task.reinit_params, outputs, new_pieces))
-    if kept is not None:
-        state = state.replace(opt_state=restore_opt_state(checkpoint, kept, task.config.optimizer.name))
-    restored = "parameters and optimizer state" if kept is not None else "parameters"
+    if shapes is not None:
+        state = state.replace(opt_state=restore_opt_state(checkpoint, shapes, task.config.optimizer.name))
+    restored = "parameters and optimizer state" if shapes is not None else "parameters"
     logger.info(f"starting at step 0 with the {restored} of {source_of(checkpoint)}")
     if (workdir_of(checkpoint) / "modules.json").exists() and not isinstance(task.objective.model, EmbeddingModel):
         logger.warning("dropped the sentence-transformers modules, because training changes the states that they pool")
@@ -239,9 +242,9 @@ def _init_from(
 def _log_and_reset(task: Task, state: TrainState, step: int, progress: Progress) -> TrainState:
     """Logs and checks the metrics since the last logged step. Returns the state with its metric sums reset to 0."""
     _check_steps_finite(state)
-    _check_data_files(task, wait=False)
+    _check_data_files(task)
     values = metric_means(state.sums, task.objective.loss_weights)
-    progress.log_step(step, values)
+    progress.log_step(step, values)  # The first call with a loss sets `first_loss`.
     first_loss = progress.first_loss
     loss = values.get("loss", 0.0)  # There is no loss if all weights since the last logged step are 0.
     if loss > task.config.divergence_factor * max(first_loss, _MIN_FIRST_LOSS):
@@ -270,10 +273,15 @@ def _check_steps_finite(state: TrainState) -> None:
         raise DivergenceError(f"the loss or gradient of step {bad_step:,} is not finite")
 
 
-def _check_data_files(task: Task, *, wait: bool) -> None:
-    """Calls `task.check_data_files`, and raises its error on all hosts."""
+def _check_data_files(task: Task, heartbeat: Callable[..., None] | None = None) -> None:
+    """Raises on all hosts if any host has found damaged data. With `heartbeat`, verifies all data first."""
     with raise_on_all_hosts():
         try:
-            task.check_data_files(wait)
+            if heartbeat:
+                # Suspend the watchdog: after a resume at the last step, this may read the whole corpus, for hours.
+                heartbeat(math.inf)
+            task.check_data_files(wait=heartbeat is not None)
+            if heartbeat:
+                heartbeat()
         except BertjaxError as error:
             raise BertjaxError(f"{error}; checkpoints may be affected, so train in a new --workdir") from error

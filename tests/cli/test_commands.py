@@ -212,7 +212,7 @@ def test_run_resumes_if_its_initial_checkpoint_was_removed(capfd, corpus, workdi
     run, removed = shutil.copytree(workdir, tmp_path / "run"), f"--init_from={tmp_path}/removed"
     shutil.rmtree(run / "checkpoints" / "4")
     train(f"pretrain.py:corpus={corpus},seq_len=16", run, None, removed, **SCHEDULE)
-    assert "it is not needed to resume" in (log := capfd.readouterr().err) and "at step 2" in log
+    assert "does not need it" in (log := capfd.readouterr().err) and "at step 2" in log
     command = train_command(f"pretrain.py:corpus={corpus},seq_len=16", tmp_path / "new", None, removed, **SCHEDULE)
     assert "no checkpoint at" in refused(capfd, *command)
 

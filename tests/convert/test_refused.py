@@ -135,6 +135,7 @@ def add_columns(folder):
         (config({"architectures": TOKEN, "id2label": {"0": 1, "1": None}}), "a unique name"),
         (config({"architectures": ["BertForQuestionAnswering"]}), "missing: qa_outputs.weight, qa_outputs.bias"),
         (wrap, "remove the prefix 'module.' from the names"),
+        (weights(BIAS, lambda bias: bias, "crf.bias"), "not part of the model: crf.bias; correct `architectures` in"),
         (remove_pooler, "missing: bert.pooler.dense.weight, bert.pooler.dense.bias, classifier.weight"),
         (config({"vocab_size": 7}), "vocab_size is 7; use the vocabulary that the model was trained with"),
         (config({"vocab_size": 5000}), r"word_embeddings.weight \(\d+, 16\) instead of \(5000, 16\)"),

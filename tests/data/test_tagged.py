@@ -50,7 +50,7 @@ WORDS, TAGS = [["EU", "#"], ["Bob", "in"]], [["B-ORG", "O"], ["I-PER", "O"]]
 @pytest.mark.parametrize(
     "content",
     [
-        # Word indices that start at 1 or 0 in each sentence, or are numbered through the whole file.
+        # Word indices that start at 1 or 0 in each sentence, or continue through the whole file.
         "1 EU NNP B-ORG\n2 # # O\n\n1 Bob NNP I-PER\n2 in IN O\n",
         "0\tEU\tB-ORG\n1\t#\tO\n\n0\tBob\tI-PER\n1\tin\tO\n",
         "1. EU B-ORG\n2. # O\n\n1. Bob I-PER\n2. in O\n",

@@ -123,7 +123,7 @@ def test_answer_is_the_best_span_of_the_context(folders, capfd, tmp_path):
     context = "Jo saw Al."
     (tmp_path / "passage.txt").write_text(context + "\n")
     (record,) = predict_json(capfd, folders[SPANS], "who?", f"--context={context}")
-    # A context that looks like a URL is an ordinary text.
+    # A context that looks like a URL is ordinary text.
     url = "http://a.example/"
     assert predict_json(capfd, folders[SPANS], "who?", f"--context={url}")[0]["prediction"] in url
     assert predict_json(capfd, folders[SPANS], "who?", f"--context_file={tmp_path / 'passage.txt'}") == [record]
@@ -240,10 +240,11 @@ def test_log_names_the_activation_of_a_cross_encoder(folders, tmp_path):
         (folder / "config.json").write_text(json.dumps(config))
         notes = [note for note in huggingface.read(folder).notes if "CrossEncoder" in note]
         assert [note.split()[4] for note in notes] == [expected][: bool(expected)]
-        # Exports keep the activation.
-        (exported := tmp_path / "exported").mkdir(exist_ok=True)
-        huggingface.write(huggingface.read(folder), exported)
-        assert huggingface.read(exported).notes == huggingface.read(folder).notes
+        # Conversions to and from bertjax's format keep the activation.
+        for file_format, source in (("bertjax", folder), ("huggingface", tmp_path / "bertjax")):
+            arguments = [f"{source}", f"{tmp_path / file_format}", f"--format={file_format}", "--overwrite"]
+            cli.main(["convert", *arguments])
+        assert huggingface.read(tmp_path / "huggingface").activation == huggingface.read(folder).activation
     settings = {"activation_fn": "torch.nn.ReLU", "prompts": {"q": "query: "}, "default_prompt_name": "q"}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
     module = {"name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}

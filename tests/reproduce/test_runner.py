@@ -58,7 +58,7 @@ def test_stopped_table_resumes_without_repeating_finished_runs(table, tmp_path, 
     ends["stop"] = set()
     cli.main(command)
     assert calls[2:] == ["cola/first", "cola/first-1", "cola/seed0", "cola/seed1", "cola/both"]
-    # Durations of resumed runs do not count for time estimates.
+    # Durations of resumed runs are ignored in time estimates.
     assert {*json.loads((tmp_path / "reproduce.json").read_text())["seconds"]} == {*NAMES} - {"cola/first"}
 
 

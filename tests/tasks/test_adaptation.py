@@ -116,7 +116,7 @@ def test_mean_piece_bytes_includes_the_space_before_a_word(tmp_path):
     assert mean_piece_bytes(load_vocabulary(tmp_path / "vocab.txt"), tokens) == (3 + 2 + 3 + 1 + 1) / 5
 
 
-def test_piece_of_byte_fallback_is_one_byte():
+def test_byte_fallback_piece_counts_as_one_byte():
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     pieces = {piece: index for index, piece in enumerate([*special, "\u2581a", "<0xC3>", "b"])}
     engine = tokenizers.Tokenizer(tokenizers.models.BPE(pieces, [], unk_token="[UNK]", byte_fallback=True))

@@ -40,7 +40,7 @@ def test_final_predictions_are_progress_for_the_watchdog(glue, letters, tmp_path
         counts.append((len(beats) - before, len(outputs)))
         return means, outputs
 
-    monkeypatch.setattr(loop, "watchdog", lambda _: contextlib.nullcontext(lambda: beats.append(None)))
+    monkeypatch.setattr(loop, "watchdog", lambda _: contextlib.nullcontext(lambda *_: beats.append(None)))
     monkeypatch.setattr(run_results, "evaluate_batches", count_beats)
     train(f"glue.py:task=cola,path={glue}", tmp_path / "run", letters, data__eval_batch_size=8)
     assert counts == [(counts[0][1],) * 2] and counts[0][1] > 1

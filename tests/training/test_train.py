@@ -80,7 +80,7 @@ def test_packing_applies_to_training_rows_only(corpus, trained, tmp_path):
     assert packed[0]["eval_mlm_loss"] == unpacked[0]["eval_mlm_loss"]
 
 
-def test_packed_documents_resume_and_are_evaluated_in_packed_rows(corpus, tmp_path):
+def test_training_on_packed_documents_resumes_and_evaluates_packed_rows(corpus, tmp_path):
     task = make(corpus, data__objective="none", data__packing=True, steps=8)
     heldout = [batch["sequence_ids"] for batch in task.eval_batches(SINGLE_SHARD)]
     assert max(ids.max() for ids in heldout) > 1

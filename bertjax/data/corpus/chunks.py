@@ -135,7 +135,7 @@ def divide_chunk(
         with atomic_file(work / f"{name}.texts") as path, open(path, "wb") as file:
             readers.write_texts(texts, file)
         yield Chunk(name, (Source("texts", str(work / f"{name}.texts"), None),))
-    # Report the problem counts in a last chunk without text, because they are known only at the end.
+    # Yield the problem counts last, in a chunk without text, because they are known only at the end.
     yield Chunk(f"{chunk.name}-problems", (), problems=dict(problems))
 
 

@@ -144,8 +144,8 @@ def load_vocabulary(
 
     Args:
       path: local or `gs://` path; the suffix `.model` selects SentencePiece, and `.json` a `tokenizer.json`.
-      lower_case: whether to lower-case text (default: None, True for a WordPiece vocabulary unless `is_cased`,
-        otherwise False). A SentencePiece model or `tokenizer.json` defines by itself how to normalize text.
+      lower_case: whether to lower-case text (default: None, True only for a `vocab.txt` whose pieces are not cased, see
+        `is_cased`). Ignored for a `tokenizer.json`, which defines its own normalization.
       content: bytes of the file (default: None, read from `path`).
       max_word_chars: length above which a word becomes [UNK], for `vocab.txt`.
       special_ids: ids of the special tokens, keyed by `pad`, `unk`, `cls`, `sep` and `mask`, for `tokenizer.json`

@@ -179,7 +179,7 @@ def _merge(pieces: Sequence[str], pair: tuple[str, str]) -> list[str]:
 
 
 def _byte_level_words(vocabulary: Vocabulary, sentences: Iterable[str]) -> Counter[str]:
-    """Counts the words into which a `tokenizer.json` splits sentences. Words are in its byte-level alphabet."""
+    """Counts the pre-tokenized words of sentences, spelled in the byte-level alphabet of a `tokenizer.json`."""
     engine = vocabulary.engine()
     counts: Counter[str] = Counter()
     for sentence in sentences:

@@ -50,7 +50,9 @@ class Target:
             if not text:
                 return [] if self.separator else None
             if text.startswith('"') and text.endswith('"'):
-                raise UsageError(f"{place} is {quoted(text)}, in quotes; remove them, or save a .tsv table as .csv")
+                raise UsageError(
+                    f"{place} is in quotes: {quoted(text)}; remove the quotes, or save a .tsv table as .csv"
+                )
             if is_missing(text) and text not in self.labels:
                 stats.count_irregular(f"with the label {text!r}, missing unless config.data.labels lists it", row.line)
                 return None

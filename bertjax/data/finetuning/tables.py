@@ -14,15 +14,15 @@ from bertjax.errors import UsageError, first_line, listed
 from bertjax.utils.io import atomic_file, reject_binary, unix_newlines
 
 FORMATS = ("tsv", "csv", "jsonl")
-# Value of a field that is null or NaN.
+# Represents a field that is null or NaN.
 NULL = object()
 _ESCAPES = {"\\": r"\\", "\t": r"\t", "\r": r"\r", "\n": r"\n"}
 # TSV field that a CSV writer, such as pandas or Excel, has quoted because it contains quotes or a comma.
 _QUOTED = re.compile(r'".*"".*"|"[^"]*,[^"]*"', re.DOTALL)
 # Column of Prodigy files for an annotator's decision about a row, and the decisions against it. Case is ignored.
 _ANSWER, _NOT_ACCEPTED = "answer", ("reject", "ignore")
-# Usual names and values, in any case, of a column that contains the split of each row, as in `stsbenchmark.tsv` and
-# `AllNLI.tsv`. A column with another name counts as such a column if it has only these values.
+# Usual names and values of a column that contains the split of each row, as in `stsbenchmark.tsv` and `AllNLI.tsv`.
+# Case is ignored. A column with another name is also a split column if it has only these values.
 _SPLIT_COLUMNS = ("split", "set")
 _TRAINING_SPLITS = {"train", "training"}
 _SPLITS = _TRAINING_SPLITS | {"dev", "development", "val", "valid", "validation", "test", "testing", "eval"}
@@ -39,7 +39,7 @@ class ReadStats:
     columns: str = ""  # description of the used and the ignored columns, for `summary`
     # For each reason, the number of skipped rows (`rows`) and the line or id of the first row (`first`).
     skipped: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    # For each irregularity, the same counts for irregular rows that are used anyway.
+    # For each irregularity, `rows` and `first` as in `skipped`, but for irregular rows that are used anyway.
     noted: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def skip(self, reason: str, place: int | str) -> None:
@@ -153,7 +153,7 @@ def column_names(path: Path) -> list[str]:
     text = read_utf8(path).strip("\n")
     if table_format(path) == "jsonl":
         return [*dict.fromkeys(key for _, fields in _json_objects(path, text) for key in fields)]
-    return next(_split_rows(path, text), (1, [""]))[1]
+    return next(_split_rows(path, text), (1, []))[1] or [""]
 
 
 def table_format(path: Path) -> str:
@@ -198,13 +198,14 @@ def read_utf8(path: Path) -> str:
 def _select_columns(
     path: Path, rows: Iterator[tuple[int, list[str]]], columns: Sequence[str], header: Sequence[str], stats: ReadStats
 ) -> Iterator[tuple[int, dict[str, str | None], bool]]:
-    names = list(header) or next(rows)[1]
+    names = list(header) or next(rows)[1] or [""]
     _check_columns(path, names, columns, stats)
     indices = {name: names.index(name) for name in names}
     is_csv = table_format(path) == "csv"
     for line, fields in rows:
-        if is_csv and fields == [""] and len(names) > 1:  # a blank line, which is no row in pandas, either
+        if is_csv and not fields and len(names) > 1:  # a blank line, which is no row in pandas, either
             continue
+        fields = fields or [""]
         # In joined files, a byte-order mark may precede the repeated header.
         if [fields[0].strip('\ufeff"'), *fields[1:]] == names and len(names) > 1:
             raise UsageError(f"{path} line {line} repeats the header, as in joined files; remove the line")
@@ -246,7 +247,7 @@ def _is_quoted(text: str) -> bool:
 
 
 def _split_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields line number and fields of each row of a TSV or CSV file."""
+    """Yields the line number and the fields of each row of a TSV or CSV file ([]: a blank line)."""
     csv.field_size_limit(sys.maxsize)  # The default limit, 131,072 characters, rejects long fields.
     # Skip initial spaces, because otherwise the quotes around b in `"a", "b"` would be a part of the field.
     is_csv = table_format(path) == "csv"
@@ -255,7 +256,7 @@ def _split_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
     line = 1
     try:
         for fields in reader:
-            yield line, fields or [""]
+            yield line, fields
             line = reader.line_num + 1
     except csv.Error as error:
         fix = "check its quotes, and separate fields by commas" if is_csv else "check its quotes"
@@ -279,7 +280,7 @@ def _json_rows(
 
 
 def _json_objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields line number and object of each line. A blank line is an empty object."""
+    """Yields the line number and the object of each line. For a blank line, the object is empty."""
     for line, row in enumerate(text.rstrip("\n").split("\n"), 1):
         try:
             fields = json.loads(row) if row.strip() else {}

@@ -247,7 +247,7 @@ def _items(value: Any, place: str, in_text: bool) -> list[str]:
     for item in items:
         # Reject words with spaces, because prediction files separate words by spaces.
         if not isinstance(item, (str, int, float)) or item != item or not _COLUMN.fullmatch(str(item)):
-            raise UsageError(f"{place}: {quoted(item)} is not a word or tag; remove spaces, spans and empty items")
+            raise UsageError(f"{place}: {quoted(item)} is not a word or tag; use one string without spaces for each")
     return [replace_surrogates(str(item)) for item in items]
 
 

@@ -15,7 +15,7 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")
 def token_frequency_baseline(corpus: Corpus, predicted: Iterable[np.ndarray]) -> dict[str, float]:
     """Computes the metrics of a predictor that uses only the frequencies of training tokens.
 
-    `predicted` are arrays of the token ids that a model is evaluated on, int [N] each.
+    `predicted` yields arrays of the token ids that a model is evaluated on, int [N] each.
 
     Returns:
       loss: cross-entropy of the predicted tokens under training frequencies, in nats (add-one smoothing).

@@ -56,7 +56,7 @@ def train_dataset(
       A dataset of dictionaries.
         `input_ids`, `input_mask`, `segment_ids`: int32 [B, L].
         `masked_lm_positions`, `masked_lm_ids`: int32 [B, P]. `masked_lm_weights`: float32 [B, P].
-        `next_sentence_labels`: int32 [B], 0 IsNext, 1 NotNext, -1 no label.
+        `next_sentence_labels`: int32 [B], 0 or 1 (see `LABELS` in `pairs.py`), -1 no label.
       Batches without masks contain only the first three arrays. In packed batches, `sequence_ids` (pair number, from
       1) and `position_ids`, int32 [B, L], replace `input_mask`. Their `next_sentence_labels` are [B, S] for up to S
       pairs per row, and all -1 for documents.

@@ -9,7 +9,7 @@ from bertjax.data.schema import SEQUENCE, ArraySpec, Schema
 from bertjax.errors import UsageError
 from bertjax.utils.sections import Section, bounded
 
-# Minimum tokens of a row, special tokens included.
+# Minimum tokens per row, including special tokens.
 MIN_ROW_TOKENS = 8
 # Minimum tokens of a pair: [CLS] A [SEP] B [SEP] with one token in each segment.
 MIN_PAIR_TOKENS = 5
@@ -77,8 +77,8 @@ class Masking(Section):
       random_prob: probability that a predicted token is replaced by a random token that is not special. The three
         probabilities add up to 1.
       whole_word: whether to mask entire words, that is, either all pieces of a word or none.
-      max_span: maximum words of a masked span (default: 1, no spans). Spans are whole words. The number of words per
-        span is geometric with parameter 0.2, as in SpanBERT (arXiv 1907.10529), which uses a maximum of 10.
+      max_span: maximum number of words in a masked span (default: 1, no spans). Spans are whole words. The number of
+        words per span is geometric with parameter 0.2, as in SpanBERT (arXiv 1907.10529), which uses a maximum of 10.
     """
 
     field_prefix: ClassVar[str] = "config.data.masking."
@@ -107,9 +107,9 @@ class PhaseConfig(Section):
       batch_size: rows of the global batch (default: 0, as many tokens as in `data.batch_size` rows of `data.seq_len`).
       mask_rate: fraction of a row's tokens to predict (default: `data.masking.rate`).
       learning_rate: peak to which the learning-rate schedule is scaled (default: `optimizer.learning_rate`).
-      global_rope_theta: base of the rotary positions (default: `model.global_rope_theta`). Checkpoints of this phase
+      global_rope_theta: RoPE theta (default: `model.global_rope_theta`). Checkpoints of this phase
         store this value.
-      local_rope_theta: base in layers with local attention (default: `model.local_rope_theta`).
+      local_rope_theta: RoPE theta of layers with local attention (default: `model.local_rope_theta`).
     """
 
     field_prefix: ClassVar[str] = "config.phases[]."
@@ -127,7 +127,7 @@ class PhaseConfig(Section):
 class Phase:
     """Range of pre-training steps with one batch shape. The paper trains in two phases (section A.2)."""
 
-    seq_len: int  # tokens per row, with special tokens and padding
+    seq_len: int  # tokens per row, including special tokens and padding
     batch_size: int  # rows of the global batch
     max_predictions: int  # maximum predictions per sentence pair or document. Rows that are not packed contain one.
     start_step: int  # first step of the phase
@@ -135,7 +135,7 @@ class Phase:
     row_format: RowFormat = RowFormat()  # see `RowFormat` (default: running text)
     masking: Masking = Masking()  # settings of token masking
     learning_rate: float = PhaseConfig.learning_rate  # peak learning rate
-    # `global_rope_theta`, `local_rope_theta`: bases of the rotary positions, see `PhaseConfig`.
+    # `global_rope_theta`, `local_rope_theta`: RoPE thetas, see `PhaseConfig`.
     global_rope_theta: float = PhaseConfig.global_rope_theta
     local_rope_theta: float = PhaseConfig.local_rope_theta
 

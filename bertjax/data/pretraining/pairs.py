@@ -17,7 +17,7 @@ LABELS = {"": (), NEXT_SENTENCE: ("IsNext", "NotNext"), SENTENCE_ORDER: ("in ord
 # document has a short target length with probability 0.1.
 _SHORT_EVERY = 10
 _GOLDEN_RATIO = 0.6180339887498949
-# Fields of a pair before truncation: token offsets and lengths of A and B; label (0 IsNext, 1 NotNext).
+# Fields of a pair before truncation: token offsets and lengths of A and B; label (an index in LABELS).
 RECORD = np.dtype([("a_start", "<i8"), ("b_start", "<i8"), ("a_length", "<i4"), ("b_length", "<i4"), ("label", "<i4")])
 
 # Maximum fraction of a row that may stay free, so that a piece of a document ends with a sentence. On Wikipedia at
@@ -45,9 +45,9 @@ def document_pairs(
     has only one.
 
     If sentences remain, the pair is IsNext with probability 1/2, and B contains the remaining sentences. All other
-    pairs are NotNext. B of a NotNext pair starts at a random sentence of another random document and fills the rest of
-    the target length. After a NotNext pair, the next chunk starts with the remaining sentences. More than half of the
-    labels are NotNext (54 % on Wikipedia), as in google-research/bert. The paper states 50 %.
+    pairs are NotNext: B starts at a random sentence of another random document, and fills the rest of the target
+    length. After a NotNext pair, the next chunk starts with the remaining sentences. More than half of the labels are
+    NotNext (54 % on Wikipedia), as in google-research/bert. The paper states 50 %.
 
     Every sentence is in exactly one segment A or IsNext segment B. Pairs are not truncated.
 

@@ -30,7 +30,7 @@ class Spans(NamedTuple):
     a_length: tf.Tensor  # tokens of A
     b_start: tf.Tensor  # offset of B in tokens
     b_length: tf.Tensor  # tokens of B. 0 if rows do not contain pairs.
-    label: tf.Tensor  # 0 for IsNext, 1 for NotNext. -1 if rows do not contain pairs.
+    label: tf.Tensor  # 0 or 1, see `LABELS` in `pairs.py`. -1 if rows do not contain pairs.
     slots: Any = None  # row index * S + index of the span in its row, ascending (default: None, one span per row)
 
 
@@ -46,9 +46,9 @@ def stream_key(*parts: int) -> np.uint64:
 def epoch_order(pass_ends: np.ndarray, key: np.uint64) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
     """Returns a function that maps training positions to (row numbers, epochs).
 
-    The position of a row in training is the number of rows before it in its phase. Each epoch trains on the rows of one
-    pass, in its own order. After the last pass, the next epoch trains on the first pass again. `pass_ends` is the end
-    row of each pass, int64 [passes]; no pass is empty.
+    The position of a row is the number of rows before it in its phase. An epoch trains on all rows of one pass (see
+    `pair_index.py`), in a random order that differs in each epoch. After the last pass, training continues with the
+    first one. `pass_ends` is the exclusive end row of each pass, int64 [passes]; no pass is empty.
     """
     starts = np.concatenate([[0], pass_ends[:-1]])
     counts = pass_ends - starts
@@ -185,8 +185,8 @@ def assemble_rows(
 ) -> TokenRows:
     """Assembles rows of spans `[CLS] A [SEP] B [SEP]`, or `[CLS] A [SEP]` if not `paired`, and pads them with [PAD].
 
-    `tokens` are all tokens of a split. The spans of a row have at most `seq_len` tokens, with special tokens. If not
-    `paired`, a span may wrap around the end of `tokens`. `max_sequences` is S.
+    `tokens` are all tokens of a split. The spans of a row have at most `seq_len` tokens in total, including special
+    tokens. If not `paired`, a span may wrap around the end of `tokens`. `max_sequences` is S.
     """
     lengths = tf.cast(spans.a_length + spans.b_length, tf.int32) + (3 if paired else 2)
     slots = tf.range(tf.shape(lengths, tf.int64)[0]) if spans.slots is None else spans.slots

@@ -79,18 +79,20 @@ def module_paths(folder: AnyPath, class_name: str = "") -> dict[str, str]:
     return paths if is_inside else {}
 
 
-def cross_encoder_activation(folder: Path) -> str:
-    """Returns the class of the activation that `CrossEncoder` applies to logits ("": not set in the model's files)."""
-    config, own = (read_object(folder / name, optional=True) for name in (_CONFIG, _PROMPTS))
-    nested = config.get("sentence_transformers")
+def cross_encoder_activation(folder: Path, config: Mapping[str, Any]) -> str:
+    """Returns the class of the activation that `CrossEncoder` applies to logits ("": the default).
+
+    `config` is the model's `config.json`.
+    """
+    nested, own = config.get("sentence_transformers"), read_object(folder / _PROMPTS, optional=True)
     sources = (own, nested if isinstance(nested, dict) else {})
     values = [source.get("activation_fn") for source in sources] + [config.get("sbert_ce_default_activation_function")]
     return next((str(value) for value in values if value), "")
 
 
-def cross_encoder_functions(folder: Path, has_one_output: bool) -> list[str]:
+def cross_encoder_functions(folder: Path, activation: str, num_labels: int) -> list[str]:
     """Describes the activation, prompt and lower-casing that sentence-transformers' `CrossEncoder` applies, if any."""
-    activation = cross_encoder_activation(folder) or ("torch.nn.Sigmoid" if has_one_output else "")
+    activation = activation or ("torch.nn.Sigmoid" if num_labels == 1 else "")
     own = read_object(folder / _PROMPTS, optional=True)
     prompt = (own.get("prompts") or {}).get(own.get("default_prompt_name"))
     functions = [] if not activation or activation.endswith(".Identity") else [f"{activation} to logits"]

@@ -27,6 +27,8 @@ class OutputLayer:
     output: str = ""
     texts: int = 0  # number of texts per row, 1 or 2 (default: 0, either)
     feature_head: FeatureHead = FeatureHead()  # layers between encoder and output layer
+    # Class of the activation that CrossEncoder applies to the outputs of a converted model (default: "", its default).
+    activation: str = ""
 
     @property
     def has_generic_labels(self) -> bool:
@@ -36,7 +38,10 @@ class OutputLayer:
 
     def as_json(self) -> bytes:
         """Returns the content of `output_layer.json`."""
-        return (json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=1) + "\n").encode()
+        fields = dataclasses.asdict(self)
+        if not self.activation:  # Keep the content of older workdirs.
+            del fields["activation"]
+        return (json.dumps(fields, ensure_ascii=False, indent=1) + "\n").encode()
 
 
 def read_output_layer(workdir: epath.Path) -> OutputLayer | None:

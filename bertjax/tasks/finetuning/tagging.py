@@ -68,7 +68,7 @@ class TaggingTask(FinetuningTask):
         raise NotImplementedError
 
     def make_objective(self, model: ModelConfig) -> TagObjective:
-        # Output the logits of all tags only for `predict`, because collecting them in evaluations takes much memory.
+        # Output the logits of all tags only for `predict`, because an evaluation would need a lot of memory for them.
         predicts = self.config.has_data and self.train_examples is None
         module = TokenModel(model, len(self.labels), head_dropout=True)
         return TagObjective(module, self.class_weighting(), outputs_logits=predicts)

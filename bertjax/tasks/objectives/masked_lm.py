@@ -57,6 +57,7 @@ class MaskedLm(PretrainingObjective):
         return metrics
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
+        # Without a next-sentence head, `pair_logits` are 0, and all labels are -1.
         masked_lm_logits, pair_logits = self.apply(params, batch, dropout_key)
         return self.metric_sums(batch, masked_lm_logits, pair_logits), {}
 

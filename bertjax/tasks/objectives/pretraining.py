@@ -28,8 +28,8 @@ class PretrainingObjective(Objective):
 
     model_class: ClassVar[type[nn.Module]]  # class of `model`, a Flax module
     has_masks: ClassVar[bool] = True  # whether tokens are masked
-    # Kind of sentence pairs, which need two segments (default: "", no pairs: rows are documents with packing, else
-    # running text).
+    # Kind of sentence pairs, which need two segments (default: "", no pairs). Rows without pairs are documents with
+    # packing, else running text.
     pairing: ClassVar[str] = ""
     # Fields of `PretrainingData` that this objective uses, such as `generator_size`. The config rejects them for
     # objectives that do not list them (default: ()).
@@ -61,7 +61,7 @@ class PretrainingObjective(Objective):
         return batches
 
     def axis_sizes(self, phase: Phase) -> dict[str, int]:
-        """Returns the axis sizes of a synthetic batch of a phase, for `Task.axis_sizes`."""
+        """Returns the size of each axis of a phase's batches, see `Task.axis_sizes`."""
         config = self.model.config
         return {
             "rows": phase.batch_size,
