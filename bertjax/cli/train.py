@@ -51,7 +51,7 @@ def train(args: argparse.Namespace) -> None:
         add_cached_features(task, init_from)
         add_guide_vectors(task)
         layer = task.output_layer() if isinstance(task, FinetuningTask) else None
-        if problem := export_problem(task.objective.model.config, layer.kind if layer else ""):
+        if problem := export_problem(task.objective.model, layer.kind if layer else ""):
             logger.info(f"checkpoints of this run cannot be exported: {problem}")
         result = loop.train(
             task,

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import numpy as np
 from safetensors.numpy import save_file
 
@@ -13,10 +14,11 @@ from bertjax.convert.families import FAMILIES
 from bertjax.convert.family import ACTIVATIONS, ENCODER, MASKED_LM, OUTPUT_KINDS, POOLER, Family
 from bertjax.convert.huggingface_tokenizer import TOKENIZER_FILES, read_tokenizer, write_tokenizer
 from bertjax.convert.huggingface_weights import CONFIG, INDEX, WEIGHTS, open_weights
-from bertjax.convert.portable import PortableCheckpoint, fit_vocabulary
+from bertjax.convert.portable import PortableCheckpoint, check_portable, fit_vocabulary
 from bertjax.data.corpus.vocabulary import named_special_ids
 from bertjax.errors import UsageError, listed
 from bertjax.model.config import ARCHITECTURE_FIELDS, ModelConfig
+from bertjax.model.models import model_description
 from bertjax.tasks.embedding import sentence_transformers
 from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL
 from bertjax.utils.io import read_json_object
@@ -171,10 +173,11 @@ def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[Family, ModelCo
     return family, family.model_config(hf_config, file), output_kind, labels
 
 
-def export_problem(config: ModelConfig, output_kind: str = "") -> str:
-    """Returns why Hugging Face's format does not support an architecture with a kind of output layer, or ""."""
-    checkpoint = PortableCheckpoint(config, {}, None, output_kind)
+def export_problem(model: nn.Module, output_kind: str = "") -> str:
+    """Returns why Hugging Face's format does not support a model with a kind of output layer, or ""."""
+    checkpoint = PortableCheckpoint(model.config, {}, None, output_kind)
     try:
+        check_portable(model_description(model), "the run")
         _make_config(checkpoint, checkpoint.family.class_name(output_kind, set()))
     except UsageError as error:
         return str(error)

@@ -35,8 +35,8 @@ from bertjax.model.layers import (
     RESIDUAL,
     Dense,
     activation,
+    has_layer_remat,
     make_norm,
-    remats_layers,
     run_layers,
     save_inputs_only,
 )
@@ -122,7 +122,7 @@ class Encoder(nn.Module):
             outputs = [reader(ids, sequence_ids, deterministic, collect_layers) for reader in readers]
             hidden, layers = zip(*outputs, strict=True)
             return jnp.concatenate(hidden, -1), (jnp.concatenate(layers, -1) if collect_layers else None)
-        attention = select_attention(config, input_ids.shape[1], is_packed=packed)
+        attention_fn = select_attention(config, input_ids.shape[1], is_packed=packed)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
         is_local = np.array(config.is_local_layer) if config.local_attention else None
         # ModernBERT has no norm before the attention of the lowest layer.
@@ -131,7 +131,12 @@ class Encoder(nn.Module):
         shared = SharedInputs(sequence_ids, rotations(config, position_ids))
         # `run_layers` scans over `TransformerLayer(**fields)`. Each layer gets its slice of `per_layer` and of the
         # stacked parameters, its own dropout key, and `shared`. With `collect`, `layers` is [N + 1, B, L, D].
-        fields = {"config": config, "attention": attention, "deterministic": deterministic, "collect": collect_layers}
+        fields = {
+            "config": config,
+            "attention_fn": attention_fn,
+            "deterministic": deterministic,
+            "collect": collect_layers,
+        }
         x, layers = run_layers(self, TransformerLayer, fields, x, per_layer, shared)
         if config.norm_first:
             x = make_norm(config, "final_norm")(x)
@@ -143,7 +148,7 @@ class TransformerLayer(nn.Module):
     """Transformer layer: self-attention and feed-forward network, each with a residual connection and a norm."""
 
     config: ModelConfig
-    attention: Attention
+    attention_fn: Attention
     deterministic: bool
     collect: bool
 
@@ -160,14 +165,14 @@ class TransformerLayer(nn.Module):
             """
             key = None if self.deterministic else self.make_rng("dropout")
             # The backward pass recomputes the values inside a norm, unless `run_layers` wraps the layer in `nn.remat`.
-            norm = make_norm(config, norm_name, recompute=not remats_layers(config))
+            norm = make_norm(config, norm_name, recompute=not has_layer_remat(config))
             normed = norm(x) if config.norm_first else x
             if has_norm is not None:
                 normed = jnp.where(has_norm, normed, x)
             total = checkpoint_name(x + dropout(sublayer(normed), config.hidden_dropout_prob, key), RESIDUAL)
             return with_logical_constraint(total if config.norm_first else norm(total), ACTIVATION_AXES)
 
-        attention = SelfAttention(config, self.attention, name="attention")
+        attention = SelfAttention(config, self.attention_fn, name="attention")
         attend = partial(attention, layer=layer, shared=shared, deterministic=self.deterministic)
         x = residual(x, attend, "attention_norm", layer.has_attention_norm)
         x = residual(x, partial(feed_forward, config), "mlp_norm")
@@ -178,7 +183,7 @@ class SelfAttention(nn.Module):
     """Multi-head self-attention with its output projection: [B, L, D] to [B, L, D]."""
 
     config: ModelConfig
-    attention: Attention
+    attention_fn: Attention
 
     @nn.compact
     def __call__(self, x: jax.Array, layer: LayerInputs, shared: SharedInputs, deterministic: bool) -> jax.Array:
@@ -206,7 +211,7 @@ class SelfAttention(nn.Module):
             # Tokens attend only to tokens of their own sequence, at most `window` neighbors (half of them on each side;
             # 0: no limit).
             mask = AttentionMask(config.attention_direction, shared.sequence_ids, window)
-            return self.attention(query, key, value, mask, Dropout(config.attention_probs_dropout_prob, dropout_key))
+            return self.attention_fn(query, key, value, mask, Dropout(config.attention_probs_dropout_prob, dropout_key))
 
         def attend_by_layer(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             if layer.is_local is None:
@@ -229,7 +234,7 @@ def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
         dense = Dense(config, (config.intermediate_size,), ("embed", "mlp"), use_bias=config.mlp_bias, name=name)
         return checkpoint_name(dense(x), MLP_IN)
 
-    y = activation(config, recompute=not remats_layers(config))(project("mlp_in"))
+    y = activation(config, recompute=not has_layer_remat(config))(project("mlp_in"))
     if config.gated_mlp:
         y = y * project("mlp_gate")
     return Dense(config, (config.hidden_size,), ("mlp", "embed"), use_bias=config.mlp_bias, name="mlp_out")(y)

@@ -81,7 +81,7 @@ class Dense(nn.Module):
         return add_bias(y, bias.reshape(-1) if self.flat else bias)
 
 
-def remats_layers(config: ModelConfig) -> bool:
+def has_layer_remat(config: ModelConfig) -> bool:
     """Returns whether `run_layers` wraps whole layers in `nn.remat`."""
     return config.remat in REMAT_SAVED_NAMES
 
@@ -158,7 +158,7 @@ def run_layers(
     # `split_frozen` in `training/freezing.py` moves the parameters of frozen layers to their own stack.
     frozen = jax.tree.leaves(parent.get_variable("params", FROZEN_LAYERS))
     num_frozen = len(frozen[0]) if frozen else 0
-    if remats_layers(config):
+    if has_layer_remat(config):
         policy = jax.checkpoint_policies.save_only_these_names(*REMAT_SAVED_NAMES[config.remat])
         layer_class = nn.remat(layer_class, policy=policy, prevent_cse=not is_scanned)
     for name, first, end in ((FROZEN_LAYERS, 0, num_frozen), (LAYERS, num_frozen, config.num_hidden_layers)):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from bertjax.model.config import LEFT, RIGHT, ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.embeddings import Embeddings
-from bertjax.model.layers import Dense, make_norm, remats_layers, run_layers
+from bertjax.model.layers import Dense, has_layer_remat, make_norm, run_layers
 from bertjax.model.partitioning import ACTIVATION_AXES, with_logical_constraint
 
 
@@ -59,7 +59,7 @@ class LstmLayer(nn.Module):
         y = Lstm(self.config, x.shape[-1], self.direction, name="lstm")(x, sequence_ids)
         # Do not give the sum a `checkpoint_name` as in `TransformerLayer`, because remat policies would save it and so
         # change the rounding of gradients.
-        norm = make_norm(self.config, "norm", recompute=not remats_layers(self.config))
+        norm = make_norm(self.config, "norm", recompute=not has_layer_remat(self.config))
         x = norm(x + dropout(y, self.config.hidden_dropout_prob, key))
         x = with_logical_constraint(x, ACTIVATION_AXES)
         return x, x if self.collect else None

@@ -124,9 +124,9 @@ class Task:
 
     # Parameters and data
 
-    # Names of the top-level parameters outside the encoder, which a run from `--init_from` initializes randomly, unless
-    # the checkpoint has an output layer with the same labels (default: none, as in pre-training).
-    reinit_params: tuple[str, ...] = ()
+    # Names of the top-level parameters of the output layer and the feature head (default: none, as in pre-training). A
+    # run from `--init_from` loads them only if the checkpoint has an output layer with the same labels.
+    output_params: tuple[str, ...] = ()
     data_hash = ""  # SHA-256 of the data (default: no data); a run cannot resume if the data at the same path changed
     notes: tuple[str, ...] = ()  # log lines about the data
 

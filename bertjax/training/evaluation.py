@@ -85,4 +85,4 @@ def load_for_task(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
         )
     for note in task.notes:
         logger.info(note)
-    return mesh, load_params(checkpoint, abstract_params(task.objective, mesh), task.reinit_params, order)
+    return mesh, load_params(checkpoint, abstract_params(task.objective, mesh), task.output_params, order)

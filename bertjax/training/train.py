@@ -98,7 +98,7 @@ def train(
 
     train_step_at(0)  # Raises if the step cannot be built.
     state_shapes = abstract_state(task.objective, optimizer, mesh)
-    if keep_optimizer and (task.reinit_params or head_steps):  # Only pre-training tasks have no `reinit_params`.
+    if keep_optimizer and (task.output_params or head_steps):  # Only pre-training tasks have no `output_params`.
         raise UsageError("--keep_optimizer needs a pre-training config without head_steps; omit --keep_optimizer")
     new_pieces = None
     if init_from:
@@ -226,7 +226,7 @@ def _init_from(
 ) -> TrainState:
     """Returns `state` with the parameters of a checkpoint and, with `shapes` of the state, its optimizer state."""
     outputs = reusable_outputs(task, checkpoint)
-    state = state.with_initial_params(load_params(checkpoint, state.params, task.reinit_params, outputs, new_pieces))
+    state = state.with_initial_params(load_params(checkpoint, state.params, task.output_params, outputs, new_pieces))
     if shapes is not None:
         state = state.replace(opt_state=restore_opt_state(checkpoint, shapes, task.config.optimizer.name))
     restored = "parameters and optimizer state" if shapes is not None else "parameters"

@@ -22,6 +22,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import Encoder
 from bertjax.model.heads import DiscriminatorHead, LmHead, NextSentenceHead, Pooler
 from bertjax.model.layers import activation
+from bertjax.model.models import EncoderModel
 
 REASON = "needs PyTorch and transformers: pip install -e '.[parity]', which `make test-all` does"
 torch = pytest.importorskip("torch", reason=REASON)
@@ -261,7 +262,7 @@ def test_other_names_of_config_fields_are_read(family, fields, name, expected, l
     [(MODERNBERT, {"num_hidden_layers": 2}), (EUROBERT, {}), (EUROBERT, {"num_key_value_heads": 4})],
 )
 def test_config_with_default_fields_can_be_exported(family, fields):
-    assert huggingface.export_problem(family.model_config(REQUIRED_SIZES | fields, Path("a"))) == ""
+    assert huggingface.export_problem(EncoderModel(family.model_config(REQUIRED_SIZES | fields, Path("a")))) == ""
 
 
 SCALED, OLD_SCALED = ({name: "linear", "factor": 2.0, "rope_theta": 1e4} for name in ("rope_type", "type"))

@@ -4,15 +4,22 @@ import json
 import os
 import shlex
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from checkpoints import WIDTH, assert_equal, edit_json, google_checkpoint, without
 from safetensors.numpy import load_file, save_file
 
+from bertjax.convert import huggingface
 from bertjax.convert.convert import BERTJAX, convert, read_checkpoint, read_vocabulary
+from bertjax.convert.eurobert import EUROBERT
+from bertjax.convert.family import REQUIRED
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.inference.load import load_model
+from bertjax.model.feature_head import FeatureHead
+from bertjax.model.models import EncoderModel, SequenceModel
+from bertjax.tasks.finetuning.output_layer import CLASSES, SPANS
 
 BIAS = "bert.pooler.dense.bias"
 NORM, DECODER = "bert.embeddings.LayerNorm.weight", "cls.predictions.decoder.weight"
@@ -176,6 +183,14 @@ def test_unsupported_or_damaged_folder_is_refused(damage, message, folder):
     damage(folder)
     with pytest.raises(BertjaxError, match=message):
         read_checkpoint(folder)
+
+
+def test_models_that_cannot_be_exported_are_named_before_training():
+    config = EUROBERT.model_config(dict.fromkeys(REQUIRED, 8) | {"num_attention_heads": 2}, Path("config.json"))
+    assert "no class with this output layer for spans" in huggingface.export_problem(EncoderModel(config), SPANS)
+    model = SequenceModel(config, 2, feature_head=FeatureHead(features="last"))
+    assert "feature_head.features=last" in huggingface.export_problem(model, CLASSES)
+    assert huggingface.export_problem(SequenceModel(config, 2), CLASSES) == ""
 
 
 def test_folder_without_a_tokenizer_is_refused(folder, tmp_path):

@@ -88,7 +88,7 @@ class FinetuningTask(Task):
         self.objective = self._objective_with_feature_head(self.vocabulary.size)
         self._set_schedule()
         self.best_metric = self._select_metric()
-        self.reinit_params = (CLASSIFIER, *config.feature_head.modules)
+        self.output_params = (CLASSIFIER, *config.feature_head.modules)
         self.workdir_files = vocabulary_files(self.vocabulary)
         if layer := self.output_layer():
             layer = dataclasses.replace(layer, feature_head=config.feature_head)
