@@ -281,7 +281,7 @@ def _check_data_files(task: Task, heartbeat: Callable[..., None] | None = None) 
                 # Suspend the watchdog: after a resume at the last step, this may read the whole corpus, for hours.
                 heartbeat(math.inf)
             task.check_data_files(wait=heartbeat is not None)
-            if heartbeat:
-                heartbeat()
         except BertjaxError as error:
             raise BertjaxError(f"{error}; checkpoints may be affected, so train in a new --workdir") from error
+    if heartbeat:
+        heartbeat()  # after the slowest host

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import re
 import shutil
 import signal
@@ -286,6 +287,24 @@ def test_optimizer_starts_again_with_the_encoder_after_the_head_steps(name, corp
     # Muon scales the update of a kernel to 0.2 times the learning rate.
     rms = np.sqrt(np.mean(np.square(changes["encoder/layers/mlp_in/kernel"])))
     assert rms == pytest.approx(2e-3 if name == "muon" else 1e-2, rel=0.2)
+
+
+def test_watchdog_is_suspended_while_a_finished_run_reads_the_corpus(corpus, tmp_path, monkeypatch):
+    beats, beats_before = [], {}
+    task = make(corpus, steps=1)
+
+    def check_data_files(wait):
+        if wait:
+            beats_before["check"] = beats[-1]
+
+    def baseline():
+        beats_before["baseline"] = beats[-1]
+        return {}
+
+    monkeypatch.setattr(loop, "watchdog", lambda _: contextlib.nullcontext(lambda *seconds: beats.append(seconds)))
+    task = with_attributes(task, check_data_files=check_data_files, baseline=baseline)
+    loop.train(task, str(tmp_path / "run"))
+    assert beats_before == {"check": (math.inf,), "baseline": (math.inf,)} and () in beats
 
 
 def test_evaluation_outputs_do_not_accumulate_on_devices(corpus):

@@ -252,11 +252,12 @@ def _split_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
     # Skip initial spaces, because otherwise the quotes around b in `"a", "b"` would be a part of the field.
     is_csv = table_format(path) == "csv"
     style: dict[str, Any] = {"skipinitialspace": True} if is_csv else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    reader = csv.reader(io.StringIO(text.rstrip("\n"), newline=""), strict=True, **style)
+    text = text.rstrip("\n")
+    reader, lines = csv.reader(io.StringIO(text, newline=""), strict=True, **style), text.split("\n")
     line = 1
     try:
         for fields in reader:
-            yield line, fields
+            yield line, [] if is_csv and not lines[line - 1].strip() else fields
             line = reader.line_num + 1
     except csv.Error as error:
         fix = "check its quotes, and separate fields by commas" if is_csv else "check its quotes"

@@ -40,8 +40,7 @@ def non_padding_sums(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
     TOKEN_FRACTION is the fraction of positions that are not padding. ATTENTION_FRACTION is the fraction of a row's
     (query, key) pairs in which both positions are tokens of the same sequence. This equals the fraction of attention
-    FLOPs that are not spent on padding, if all layers have global attention. In packed rows with local layers, it is
-    lower than this fraction, and so is MFU.
+    FLOPs that are not spent on padding. With local layers, it is lower than this fraction, and so is MFU.
     """
     tokens = is_token(batch).astype(jnp.float32)
     length = tokens.shape[-1]
