@@ -55,12 +55,11 @@ def reusable_outputs(task: Task, checkpoint: epath.Path) -> list[int] | None:
         return None
     if saved["kind"] != expected["kind"]:
         return None
+    if not saved["output"]:  # The output layer of a converted checkpoint does not name its task.
+        return _output_order(saved["labels"], expected["labels"])
     # An output layer without labels, such as a regression layer, can be reused only by the task that trained it.
-    if not saved["labels"]:
-        return [] if saved["output"] == expected["output"] else None
-    if saved["output"]:
-        return [] if saved["labels"] == expected["labels"] else None
-    return _output_order(saved["labels"], expected["labels"])
+    field = "labels" if saved["labels"] else "output"
+    return [] if saved[field] == expected[field] else None
 
 
 def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:

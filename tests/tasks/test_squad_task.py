@@ -9,11 +9,14 @@ from command_runs import load_task, predict, records, train
 from commanding import failure, printed
 from finetuning_data import learnable_squad_files
 
+from bertjax.cli import main as cli
 from bertjax.data.finetuning.questions import Question
 from bertjax.data.finetuning.windows import Window
 from bertjax.errors import UsageError
 from bertjax.inference.load import load_model
 from bertjax.tasks.finetuning.spans import best_answers
+from bertjax.training.checkpoint import find_checkpoint
+from bertjax.training.parameters import load_params_on_host
 
 
 @pytest.mark.ci
@@ -59,6 +62,14 @@ def test_squad_trains_evaluates_and_predicts(version, letters, tmp_path, capfd):
         command = ["predict", f"--checkpoint={tmp_path / 'run'}", "--json", f"--context={paragraph['context']}"]
         answer = json.loads(printed(capfd, *command, question["question"]))
         assert answer["prediction"] == predictions[question["id"]]
+    # A converted output layer does not name its task, but all output layers for spans have the same outputs.
+    cli.main(["convert", f"{tmp_path / 'run'}", f"{tmp_path / 'hf'}", "--format=huggingface"])
+    fields |= {"steps": 1, "optimizer__learning_rate": 0.0}
+    train(
+        f"squad.py:version={version},path={files}", tmp_path / "next", None, f"--init_from={tmp_path / 'hf'}", **fields
+    )
+    before, after = (load_params_on_host(find_checkpoint(tmp_path / name)) for name in ("run", "next"))
+    np.testing.assert_array_equal(after["classifier/kernel"], before["classifier/kernel"])
     if version == "2.0":
         (tmp_path / "run" / "results.json").write_text("{")
         assert "results.json: " in failure(capfd, *command, question["question"])[1]
