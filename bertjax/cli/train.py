@@ -40,7 +40,7 @@ def train(args: argparse.Namespace) -> None:
     config = parse_run_config(args)
     if args.keep_optimizer and not args.init_from:
         raise UsageError("--keep_optimizer continues pre-training; use it with --init_from")
-    # Connect the processes before any other use of JAX.
+    # `jax.distributed.initialize` must run before any other use of JAX.
     distributed = join_cluster(args, config.cluster)
     # The workdir keeps the converted checkpoint, unless several processes would write it. If only this process fails,
     # `exit_on_host_error` ends it without JAX's barrier, where it would wait for the others.
