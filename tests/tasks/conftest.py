@@ -20,3 +20,17 @@ def cola(glue, letters, tmp_path_factory) -> Path:
     with (workdir.parent / "stdout").open("w") as file, contextlib.redirect_stdout(file):
         train(f"glue.py:task=cola,path={glue}", workdir, letters, steps=0, epochs=10)
     return workdir
+
+
+@pytest.fixture(scope="session")
+def topics(letters, tmp_path_factory) -> Path:
+    """Returns the workdir of a run whose training file is gone; tests must not change it."""
+    folder = tmp_path_factory.mktemp("topics")
+    (folder / "train.csv").write_text("text,topic\n" + '"zu, ba",good\npa ke,bad\n' * 8)
+    (folder / "dev.jsonl").write_text('{"text": "zu lo", "topic": "good"}\n{"text": "pa", "topic": "bad"}\n')
+    (folder / "bert-base-letters.txt").write_bytes(letters.read_bytes())
+    config = f"text.py:train={folder}/train.csv,dev={folder}/dev.jsonl,label=topic"
+    for _ in ("new run", "repeated command"):
+        train(config, folder / "run", folder / "bert-base-letters.txt")
+    (folder / "train.csv").unlink()
+    return folder / "run"

@@ -1,0 +1,171 @@
+"""Labels of user data: spellings, order, and the outputs of a checkpoint."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from command_runs import EXPERIMENTS, evaluate, load_task, overrides, refused
+
+from bertjax.cli import main as cli
+from bertjax.errors import UsageError
+from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, TAGS, OutputLayer, saved_labels
+from bertjax.training.checkpoint import find_checkpoint
+from bertjax.training.parameters import load_params_on_host
+
+
+@pytest.mark.parametrize(("tag", "warns"), [("b-x", True), ("B_X", True), ("3", True), ("NOUN", False), ("B-X", False)])
+def test_unscored_tags_that_may_mark_entities_log_a_warning(tag, warns, letters, tmp_path, log_lines):
+    outside = "0" if tag == "3" else "O"
+    (tmp_path / "train.tsv").write_text("text\tlabel\n" + f"zu ba\t{tag} {outside}\n" * 4)
+    load_task(f"text.py:train={tmp_path}/train.tsv,kind=tags", letters, data__eval_split="none")
+    warnings = [line for line in log_lines if "entities of" in line and "are not scored" in line]
+    example = "0" if tag == "3" else tag
+    assert bool(warnings) == warns and all(f"such as '{example}';" in line for line in warnings)
+
+
+def test_generic_labels_of_a_converted_checkpoint_are_matched_by_position(topics, tmp_path, capfd):
+    cli.main(["convert", str(topics), f"{tmp_path / 'hf'}", "--format=huggingface"])
+    file = tmp_path / "hf" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}))
+    (tmp_path / "data.csv").write_text("text,topic\nzu lo,good\npa ke,bad\nzu,bad\n")
+    experiment, arguments = f"{EXPERIMENTS}/text.py", f"dev={tmp_path}/data.csv,label=topic,quick=true"
+    flags = [f"--config={experiment}:train={tmp_path}/data.csv,{arguments}", *overrides(None)]
+    metrics = evaluate(capfd, topics, f"--config.data.dev_file={tmp_path}/data.csv")
+    cli.main(["evaluate", f"--checkpoint={tmp_path / 'hf'}", *flags])
+    output = capfd.readouterr()
+    assert json.loads(output.out) == pytest.approx(metrics)
+    assert f"outputs LABEL_0, LABEL_1 of {tmp_path / 'hf'} to the labels bad, good by position" in output.err
+    # Numbers of classes are those of generic names. They match other names by position, with a warning.
+    (tmp_path / "data.csv").write_text("text,topic\nzu lo,1\npa ke,0\nzu,0\n")
+    numbers, labels = f"--config={experiment}:{arguments}", tmp_path / "labels.json"
+    assert evaluate(capfd, tmp_path / "hf", numbers, *overrides(None)) == pytest.approx(metrics)
+    labels.write_text('{"labels": ["0", "1"]}')
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"id2label": {"0": "no", "1": "yes"}}))
+    flags_of_numbers = [numbers, *overrides(None), f"--config.data.labels={labels}"]
+    cli.main(["evaluate", f"--checkpoint={tmp_path / 'hf'}", *flags_of_numbers])
+    output = capfd.readouterr()
+    assert (
+        json.loads(output.out) == pytest.approx(metrics)
+        and "by position; check that outputs and labels agree" in output.err
+    )
+    labels.write_text('{"labels": ["bad", "good"]}')
+    (tmp_path / "data.csv").write_text("text,topic\nzu lo,good\npa ke,bad\nzu,bad\n")
+    assert "was trained with labels no, yes, but" in refused(
+        capfd, "evaluate", f"--checkpoint={tmp_path / 'hf'}", *flags_of_numbers
+    )
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}))
+    # Without a training file, the labels are unknown.
+    flags[0] = f"--config={experiment}:{arguments}"
+    error = refused(capfd, "evaluate", f"--checkpoint={tmp_path / 'hf'}", *flags)
+    assert "is 'good', which is not a label; use one of LABEL_0, LABEL_1; for --config text" in error
+
+
+@pytest.mark.parametrize(
+    "names, labels, order",
+    [
+        (("GOOD", "bad"), ("bad", "good"), [1, 0]),
+        (("b", "B"), ("B", "b"), [1, 0]),
+        (("LABEL_0", "LABEL_1"), ("0", "1"), [0, 1]),
+        # The outputs may be those of another task.
+        (("LABEL_0", "LABEL_1"), ("bad", "good"), None),
+        (("no", "yes"), ("0", "1"), None),
+    ],
+)
+def test_training_keeps_the_outputs_of_a_checkpoint_in_the_order_of_the_labels(names, labels, order, topics, tmp_path):
+    cli.main(["convert", str(topics), f"{tmp_path / 'hf'}", "--format=huggingface"])
+    file = tmp_path / "hf" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"id2label": dict(enumerate(names))}))
+    (tmp_path / "data.csv").write_text("text,topic\n" + "".join(f"zu lo,{label}\n" for label in labels))
+    fields = {"steps": 1, "data__batch_size": 2, "data__eval_split": "none", "optimizer__learning_rate": 0.0}
+    cli.main(
+        [
+            "train",
+            f"--config={EXPERIMENTS}/text.py:train={tmp_path}/data.csv,label=topic,quick=true",
+            *overrides(None, **fields),
+            f"--init_from={tmp_path / 'hf'}",
+            f"--workdir={tmp_path / 'run'}",
+        ]
+    )
+    before, after = (load_params_on_host(find_checkpoint(path)) for path in (topics, tmp_path / "run"))
+    kept = [np.array_equal(after["classifier/kernel"], before["classifier/kernel"][:, [i, 1 - i]]) for i in (0, 1)]
+    assert kept == [order == [0, 1], order == [1, 0]]
+
+
+@pytest.mark.parametrize(
+    "kind, rows, labels",
+    [
+        ("classes", ["1", "0", "1.0", "0.0", "NaN", ""], ["0", "1"]),
+        ("classes", ["True", "false", "true", "FALSE"], ["false", "true"]),
+        ("multilabel", ["['a']", '["a", "b"]', "a", "('b',)", "None"], ["a", "b"]),
+        # Numbers are sorted by value, so that they match LABEL_0, LABEL_1 and so on of a checkpoint by position.
+        ("classes", [str(number) for number in range(-2, 12)], [str(number) for number in range(-2, 12)]),
+        ("classes", ["10", "9.5", "b"], ["10", "9.5", "b"]),
+        ("tags", ["2 10", "9 9"], ["2", "9", "10"]),
+        ("tags", ["['O', 'B-X']", '["O", "O"]', "O O"], ["O", "B-X"]),
+    ],
+)
+def test_labels_of_the_training_file_have_one_spelling(kind, rows, labels, letters, tmp_path):
+    cells = [row.replace('"', '""') for row in rows]
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(f'"[""zu"", ""ba""]","{cell}"\n' for cell in cells))
+    task = load_task(f"text.py:train={tmp_path}/train.csv,dev={tmp_path}/train.csv,kind={kind}", letters, train=False)
+    assert task.labels == labels
+
+
+def test_label_in_quotes_is_refused(letters, tmp_path):
+    (tmp_path / "train.tsv").write_text('text\tlabel\nzu\ta\npa\t"a, b"\n')
+    with pytest.raises(UsageError, match="train.tsv line 3: label is .*in quotes"):
+        load_task(f"text.py:train={tmp_path}/train.tsv", letters, data__eval_split="none")
+
+
+@pytest.mark.parametrize(
+    "kind, rows, labels",
+    [
+        ("classes", "zu,1\npa,2\nba,3\nke,4\n", "4 of 4 labels .* such as '1', '2', '3'"),
+        ("classes", "zu,pos\n" * 4 + "pa,ba ke zu ba ke zu ba ke zu\n", "such as 'ba ke zu"),
+        ("classes", "zu,pos\npa,neg\n" * 2, None),
+        ("multilabel", "zu,pos\npa,pos;neg\n", "no row of .* has several labels; if .* character other than"),
+        ("multilabel", 'zu,pos\npa,"pos,neg"\n', None),
+        ("classes", "zu,-1\npa,0\nba,1\nke,2\n" * 2, "the classes are -1 to 2; -1 may mark missing labels"),
+        ("classes", "zu,-1\npa,0\nba,1\n" * 2, None),
+    ],
+)
+def test_labels_that_are_probably_not_single_labels_are_named_in_a_warning(
+    kind, rows, labels, letters, tmp_path, log_lines
+):
+    (tmp_path / "train.csv").write_text("text,label\n" + rows)
+    load_task(f"text.py:train={tmp_path}/train.csv,kind={kind}", letters, data__eval_split="none")
+    warnings = [line for line in log_lines if re.search("may be texts|no row of|may mark", line)]
+    assert len(warnings) == bool(labels) and (not labels or re.search(labels, warnings[0]))
+
+
+@pytest.mark.parametrize("kind", ["classes", "multilabel", "tags"])
+def test_labels_from_a_file_keep_their_order(kind, letters, tmp_path):
+    rows = [{"text": "zu", "label": "y"}, {"text": "pa", "label": "x"}]
+    if kind == "tags":
+        rows = [{"words": [row["text"]], "tags": [row["label"]]} for row in rows]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "labels.json").write_text(json.dumps({"labels": ["z", "y", "x"]}))
+    fields = ["text=words", "label=tags"] if kind == "tags" else []
+    arguments = ",".join([f"train={tmp_path}/train.jsonl,dev={tmp_path}/train.jsonl,kind={kind}", *fields])
+    task = load_task(f"text.py:{arguments}", letters, data__labels=tmp_path / "labels.json")
+    assert json.loads(task.workdir_files["output_layer.json"])["labels"] == ["z", "y", "x"]
+
+
+def test_saved_labels_of_another_output_kind_are_refused(tmp_path):
+    file = tmp_path / "output_layer.json"
+    file.write_bytes(OutputLayer(TAGS, ("O", "B-PER"), "ner").as_json())
+    assert saved_labels(str(file), TAGS) == ["O", "B-PER"]
+    with pytest.raises(UsageError, match="is for tags, but the task is for classes"):
+        saved_labels(str(file), CLASSES, MULTILABEL)
+    file.write_text('{"labels": ["neg", "pos"]}')
+    assert saved_labels(str(file), CLASSES, MULTILABEL) == ["neg", "pos"]
+    for content, message in (
+        ('{"labels": ["neg", "pos", "neg"]}', "a label more than once"),
+        ('{"labels": "neg"}', "cannot read the output layer"),
+        ('{"labels": ["neg", "pos"], "id2label": {}}', "unknown fields id2label"),
+        ("{}", "no labels"),
+    ):
+        file.write_text(content)
+        with pytest.raises(UsageError, match=message):
+            saved_labels(str(file), CLASSES)
