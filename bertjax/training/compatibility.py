@@ -98,7 +98,7 @@ def _output_order(saved: Sequence[str], labels: Sequence[str]) -> list[int] | No
 
     Returns None if the names differ. Ignores case, unless names differ only in case. `LABEL_1` and `1` are equal.
     """
-    for spelling in (str, str.lower, label_key):
+    for spelling in (label_key, str.lower):
         saved_names, names = [*map(spelling, saved)], [*map(spelling, labels)]
         if len({*names}) == len(names) and sorted(saved_names) == sorted(names):
             return [] if saved_names == names else [saved_names.index(name) for name in names]

@@ -96,7 +96,8 @@ def test_blank_line_is_a_row_of_a_table_with_one_column(form, tmp_path):
 
 def test_blank_line_of_a_csv_file_with_several_columns_is_no_row(tmp_path):
     content = 'text,label\n"a\n\nb",x\n\n \nb,y\n'
-    assert read_rows(tmp_path, content, ["text", "label"], "csv")[0] == [(2, "a\n\nb", "x"), (7, "b", "y")]
+    rows, stats = read_rows(tmp_path, content, ["text", "label"], "csv")
+    assert rows == [(2, "a\n\nb", "x"), (7, "b", "y")] and stats.read == 2
 
 
 @pytest.mark.parametrize(
