@@ -160,7 +160,7 @@ def test_max_seq_len_comes_from_the_module_the_tokenizer_or_the_position_table(
         (("Pooling", {"pooling_mode": []}, {}), "unknown pooling_mode"),
     ],
 )
-def test_encode_refuses_a_module_that_it_does_not_follow(module, message, pretrained, tmp_path):
+def test_encode_rejects_a_module_that_it_does_not_follow(module, message, pretrained, tmp_path):
     folder = sentence_transformer(pretrained, tmp_path / "model", MEAN, module)
     convert(str(folder), str(tmp_path / "workdir"), "bertjax", overwrite=False)
     mean = bertjax.load(pretrained).encode(TEXTS, pooling="mean").pooled
@@ -182,7 +182,7 @@ def test_encode_refuses_a_module_that_it_does_not_follow(module, message, pretra
         ("2_Dense/model.safetensors", np.ones((8, 16), np.int8), "KeyError: 'I8'"),
     ],
 )
-def test_encode_refuses_a_file_that_it_does_not_follow(name, content, message, pretrained, tmp_path):
+def test_encode_rejects_a_file_that_it_does_not_follow(name, content, message, pretrained, tmp_path):
     folder = sentence_transformer(pretrained, tmp_path / "model", MEAN, dense_layer())
     write_json(folder / "config_sentence_transformers.json", {})
     if isinstance(content, np.ndarray):
@@ -288,7 +288,7 @@ def test_user_defined_output_layer_is_saved_and_loaded(bert, tmp_path):
         assert model.predict(["a"])[0]["prediction"] == "yes" and model.labels == ("no", "yes")
 
 
-def test_replace_refuses_parameters_that_do_not_fit_the_model(bert):
+def test_replace_rejects_parameters_that_do_not_fit_the_model(bert):
     params, kernel = dict(bert.params), np.ones((16, 16))
     two_outputs = {**params, "classifier": {"kernel": np.ones((16, 2)), "bias": np.ones(2)}}
     without_pooler = {name: module for name, module in two_outputs.items() if name != "pooler"}

@@ -46,7 +46,7 @@ class TruncationCount:
 
 
 def encode_row(ids: Sequence[list[int]], vocabulary: Vocabulary, truncation: TruncationCount) -> dict[str, list[int]]:
-    """Encodes the ids of a text or pair as a row with [CLS] and [SEP], truncates it, and updates `truncation`."""
+    """Builds a row with [CLS] and [SEP] from the ids of a text or pair, truncates it, and updates `truncation`."""
     first, second = ids if len(ids) > 1 else (*ids, None)
     truncation.total += 1
     truncation.truncated += sum(map(len, ids)) > vocabulary.room(truncation.seq_len, len(ids))

@@ -174,7 +174,7 @@ class Architecture(Section):
 
     @property
     def context_sides(self) -> tuple[str, ...]:
-        """Context directions of the parts of the hidden state: two parts of equal width for LSTMs, else one part."""
+        """Context direction of each part of the hidden state: left and right halves for LSTMs, else one part."""
         return ("left", "right") if self.encoder == LSTM else (self.attention_direction,)
 
     @property

@@ -45,7 +45,7 @@ class GlueSpec:
     submission: dict[str, str] = dataclasses.field(default_factory=dict)
     # Column names of train and dev files without a header line (default: (), the files have a header line).
     header: tuple[str, ...] = ()
-    tfds_texts: tuple[str, ...] = ()  # TFDS features of the sentences (default: (), the names in `texts`)
+    tfds_texts: tuple[str, ...] = ()  # TFDS feature names of the sentences (default: (), as in `texts`)
 
 
 _BINARY = ("0", "1")

@@ -41,9 +41,9 @@ class SquadData(FinetuningData):
     Attributes:
       version: `1.1`, `2.0` (questions may be unanswerable) or `triviaqa` (TriviaQA's Wikipedia documents with an answer
         in their first 400 words). The paper trains on TriviaQA before SQuAD 1.1.
-      train_file: training file (default: depending on `version`, the file `train-v1.1*.json`, `train-v2.0*.json` or
-        `qa/wikipedia-train*.json` in `path`).
-      eval_file: evaluation file (default: the file of the evaluated split in `path`, such as `dev-v1.1*.json`).
+      train_file: training file (default: depending on `version`, `train-v1.1.json`, `train-v2.0.json` or
+        `qa/wikipedia-train.json` in `path`).
+      eval_file: evaluation file (default: the file of the evaluated split in `path`, such as `dev-v1.1.json`).
       doc_stride: tokens between the starts of consecutive windows of a passage.
       max_query_len: maximum tokens of a question.
       n_best: maximum number of answers per question in the n-best file.

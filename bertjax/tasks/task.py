@@ -171,7 +171,7 @@ class Task:
         raise UsageError("the task has no training data; build it with build_task(config, train=True)")
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
-        """Yields the shard's rows of each evaluation batch. Every example occurs once. Padding rows have no weight."""
+        """Yields the shard's rows of each evaluation batch. Each example occurs once; padding rows have weight 0."""
         raise UsageError("the task has no evaluation data; set a corpus or data files in config.data")
 
     def check_data_files(self, wait: bool) -> None:

@@ -53,7 +53,7 @@ def benchmark_batch(task: Task) -> tuple[NumpyBatch, int]:
 def bench_step(task: Task, steps: int, profile_steps: range = range(0)) -> dict[str, Any]:
     """Times `steps` train steps on `benchmark_batch`, after a first step that includes compilation.
 
-    Writes a profile of the timed steps `profile_steps`, counted from 0, to a temporary folder (default: no profile).
+    Writes a profile of the 0-based timed steps in `profile_steps` to a temporary folder (default: no profile).
 
     In the result, `tokens_per_second` and `mfu` (None: unknown device) exclude padding, and `positions_per_second`
     includes it. `seconds_per_step` is the median. `peak_memory_bytes` is the peak of one device or, on CPU, of the

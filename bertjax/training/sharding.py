@@ -87,7 +87,7 @@ def check_batch_sizes(batch_sizes: Sequence[int], mesh: Mesh, grad_accum_steps: 
             raise UsageError(
                 f"a batch of {batch_size} rows is not divisible by {shards} data shards x {grad_accum_steps} "
                 "micro-batches; change config.data.batch_size or eval_batch_size (examples_per_row, "
-                "config.phases and config.embed.chunk change the rows of a batch)"
+                "config.phases and config.embed.chunk affect the rows per batch)"
             )
 
 

@@ -88,7 +88,7 @@ def make_init_opt_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) 
 def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> TrainState:
     """Returns the initial state. Parameters and moments are in Flax boxes, whose axis names determine the shardings."""
     params = objective.init_params(key)
-    trainable_shapes(params, optimizer.config)  # Raises if the config freezes all parameters or unknown ones.
+    trainable_shapes(params, optimizer.config)  # Raises if the config freezes all or nonexistent parameters.
     names = (*(metric.name for metric in objective.metrics), *STEP_METRICS)
     return TrainState(
         step=jnp.zeros((), jnp.int32),

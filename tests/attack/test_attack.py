@@ -93,7 +93,7 @@ def test_silent_wrong_answer_from_a_damaged_file_is_a_fault(sandbox_of, monkeypa
     assert (report.result, bool(report.faults)) == (result, result == "silent")
 
 
-# Script that writes a temporary file and renames it. SIGTERM and SIGINT remove the file.
+# Script that writes a temporary file and renames it. On SIGTERM or SIGINT, it removes the file.
 SCRIPT = """
 def stop(*_):
     os.path.exists('out-tmp') and os.unlink('out-tmp')

@@ -217,7 +217,7 @@ def test_run_resumes_if_its_initial_checkpoint_was_removed(capfd, corpus, workdi
     assert "no checkpoint at" in refused(capfd, *command)
 
 
-def test_sweep_refuses_the_workdir_of_a_run(capfd, workdir, tmp_path):
+def test_sweep_rejects_the_workdir_of_a_run(capfd, workdir, tmp_path):
     config = f"--config=text:train={tmp_path}/t.tsv,dev={tmp_path}/t.tsv"
     error = refused(capfd, "sweep", config, "--init_from", workdir, "--workdir", workdir)
     assert "contains unrelated files: checkpoints, config.json, " in error and "choose another --workdir" in error

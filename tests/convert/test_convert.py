@@ -151,7 +151,7 @@ def test_tied_arrays_may_be_stored_under_the_name_of_the_decoder(letters, tmp_pa
         np.testing.assert_array_equal(params[name], array)
 
 
-def test_case_options_set_lower_case_but_are_refused_for_a_workdir(google, tmp_path, capfd):
+def test_case_options_set_lower_case_but_are_rejected_for_a_workdir(google, tmp_path, capfd):
     for option, lower_case in (("--cased", False), ("--uncased", True)):
         cli.main(["convert", str(google), str(tmp_path / option[2:]), option])
         assert read_workdir(tmp_path / option[2:]).vocabulary.lower_case == lower_case
@@ -226,7 +226,7 @@ def test_error_names_each_architecture_field_that_a_format_cannot_express(letter
     assert not (tmp_path / "foreign").exists()
 
 
-def test_parameters_that_bert_lacks_are_refused(letters, tmp_path):
+def test_parameters_that_bert_lacks_are_rejected(letters, tmp_path):
     checkpoint = random_checkpoint(letters)
     checkpoint.params["encoder/layers/mlp_gate/kernel"] = np.zeros((LAYERS, 16, 32), np.float32)
     with pytest.raises(UsageError, match="cannot store the parameters encoder/layers/mlp_gate/kernel"):
@@ -239,7 +239,7 @@ def test_heads_are_reported(letters, tmp_path, log_lines):
     assert log_lines[0].endswith("heads: pooler")
 
 
-def test_output_folder_of_trainer_is_refused_with_its_newest_checkpoint_as_advice(tmp_path):
+def test_output_folder_of_trainer_is_rejected_with_its_newest_checkpoint_as_advice(tmp_path):
     for step, seconds in ((500, 1), (1000, 2)):
         (tmp_path / f"checkpoint-{step}").mkdir()
         os.utime(tmp_path / f"checkpoint-{step}", (seconds, seconds))
@@ -247,7 +247,7 @@ def test_output_folder_of_trainer_is_refused_with_its_newest_checkpoint_as_advic
         read_checkpoint(tmp_path)
 
 
-def test_wrong_usage_is_refused_and_leaves_no_files(google, tmp_path, capfd):
+def test_wrong_usage_is_rejected_and_leaves_no_files(google, tmp_path, capfd):
     (tmp_path / "link").symlink_to(google)
     files, own, source = sorted(google.iterdir()), tmp_path / "own", f"--checkpoint={google}"
     assert printed(capfd, "convert", google, own).strip() == str(own)

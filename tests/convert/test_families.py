@@ -284,7 +284,7 @@ ONLY_DEFAULT = "rope_parameters .* only rope_type=default"
         (EUROBERT, {"head_dim": 16}, "head_dim=16 is not supported"),
     ],
 )
-def test_unsupported_config_is_refused(family, fields, message):
+def test_unsupported_config_is_rejected(family, fields, message):
     with pytest.raises(UsageError, match=f"^a/config.json: {message}"):
         family.model_config(REQUIRED_SIZES | fields, Path("a/config.json"))
 

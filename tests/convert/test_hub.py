@@ -106,7 +106,7 @@ def test_run_from_a_hub_address_is_uploaded_and_resumed_with_its_original_commit
 
 
 @pytest.mark.parametrize("command", ["train", "sweep"])
-def test_folder_with_other_files_is_refused_before_the_download(server, pretrained, tmp_path, capfd, command):
+def test_folder_with_other_files_is_rejected_before_the_download(server, pretrained, tmp_path, capfd, command):
     server.push("org/bert", files_of(pretrained))
     table = write_table(tmp_path / "own" / "t.tsv")
     options = [f"--config=text:train={table},dev={table},quick=true", f"--init_from={ADDRESS}"]
@@ -146,7 +146,7 @@ def test_http_errors_become_one_line_errors_with_advice(status, error, message, 
     assert type(raised.value) is error and "\n" not in str(raised.value)
 
 
-def test_wrong_hub_address_is_refused(server, pretrained):
+def test_wrong_hub_address_is_rejected(server, pretrained):
     server.push("org/bert", files_of(pretrained))
     for address, message in (
         ("hf:org/none", "no repository hf:org/none; check the name, or set HF_TOKEN if the repository is private"),
@@ -161,7 +161,7 @@ def test_wrong_hub_address_is_refused(server, pretrained):
         hub.download(ADDRESS, ["*"])
 
 
-def test_repository_without_safetensors_is_refused(server, pretrained):
+def test_repository_without_safetensors_is_rejected(server, pretrained):
     server.push("org/pickle", {"config.json": (pretrained / "config.json").read_bytes(), "pytorch_model.bin": b"x"})
     message = r"org/pickle contains no model.safetensors; .* pickles .*\(sys.argv\[2\]\)\" org/pickle pickle, and copy"
     with pytest.raises(UsageError, match=message):

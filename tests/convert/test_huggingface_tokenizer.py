@@ -293,7 +293,7 @@ def edit(name, **fields):
         ({**BERT_CLASS, "unk_token": None}, None, "cannot build .*: a special token is None, not a string"),
     ],
 )
-def test_unsupported_tokenizer_is_refused(config, change, message, save_json, plain):
+def test_unsupported_tokenizer_is_rejected(config, change, message, save_json, plain):
     save_json(**GENERIC | config)
     if change:
         change(plain)

@@ -179,7 +179,7 @@ def add_columns(folder):
         (use_index([]), "cannot read"),
     ],
 )
-def test_unsupported_or_damaged_folder_is_refused(damage, message, folder):
+def test_unsupported_or_damaged_folder_is_rejected(damage, message, folder):
     damage(folder)
     with pytest.raises(BertjaxError, match=message):
         read_checkpoint(folder)
@@ -193,7 +193,7 @@ def test_models_that_cannot_be_exported_are_named_before_training():
     assert huggingface.export_problem(SequenceModel(config, 2), CLASSES) == ""
 
 
-def test_folder_without_a_tokenizer_is_refused(folder, tmp_path):
+def test_folder_without_a_tokenizer_is_rejected(folder, tmp_path):
     for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
     for use in (read_vocabulary, load_model, lambda path: convert(str(path), str(tmp_path / "run"), BERTJAX, False)):

@@ -235,7 +235,7 @@ def test_corpus_larger_than_memory_is_read(traced, tmp_path):
 
 
 @pytest.mark.parametrize("predictions", [0, 65])
-def test_number_of_predictions_out_of_range_is_refused(predictions):
+def test_number_of_predictions_out_of_range_is_rejected(predictions):
     with pytest.raises(UsageError, match=f"max_predictions={predictions} is out of range"):
         Phase(64, 8, predictions, 0, 1)
 
@@ -244,7 +244,7 @@ def test_number_of_predictions_out_of_range_is_refused(predictions):
     ("objective", "split", "documents", "needed"),
     [("nsp", "heldout", [[5]], 2), ("none", "heldout", [], 1), ("nsp", "train", [[5]], 2)],
 )
-def test_missing_documents_are_refused_before_a_workdir_is_created(
+def test_missing_documents_are_rejected_before_a_workdir_is_created(
     make_corpus, tmp_path, capfd, objective, split, documents, needed
 ):
     splits = {"train": [[3, 4], [5]], "heldout": [[3, 4], [5]], split: documents}

@@ -69,11 +69,11 @@ def test_queries_that_are_documents_are_counted(folder):
         ({"queries": [{"_id": "q1", "query": "a"}]}, "queries.jsonl has no column 'text'"),
     ],
 )
-def test_unusable_files_are_refused(changes, message, folder):
+def test_unusable_files_are_rejected(changes, message, folder):
     with pytest.raises(UsageError, match=message):
         read_retrieval(folder(**changes))
 
 
-def test_unknown_split_is_refused(folder):
+def test_unknown_split_is_rejected(folder):
     with pytest.raises(UsageError, match=r"cannot read .*dev.tsv"):
         read_retrieval(folder(), "dev")

@@ -215,6 +215,6 @@ def test_spans_of_words_have_geometric_lengths(vocabulary):
         ({"mask_prob": 1.1, "keep_prob": -0.2}, "mask_prob is 1.1; it must be at most 1"),
     ],
 )
-def test_invalid_settings_are_refused(arguments, message):
+def test_invalid_settings_are_rejected(arguments, message):
     with pytest.raises(UsageError, match=message):
         Masking(**arguments)

@@ -33,7 +33,7 @@ def test_conll_file_is_read_into_words_tags_and_documents(tmp_path):
     assert tagged.sentences == [["EU", "rejects"], ["Peter", "Blackburn"], ["London"]]
     assert tagged.tags == [["I-ORG", "O"], ["I-PER", "I-PER"], ["I-LOC"]]
     assert tagged.documents == [1, 1, 2] and tagged.lines == [3, 6, 11]
-    # A byte-order mark and the line endings of Windows do not matter.
+    # A byte-order mark and Windows line endings do not matter.
     variant = b"\xef\xbb\xbf" + FILE.rstrip().replace("\n", "\r\n").encode()
     assert read(tmp_path, variant) == read(tmp_path)
     assert read(tmp_path, FILE.replace("-DOCSTART-", "-DOCSTART-(7)")) == read(tmp_path)
@@ -155,7 +155,7 @@ def test_error_for_a_malformed_conll_line_names_the_line(tmp_path, content, mess
         read(tmp_path, content)
 
 
-def test_many_rows_of_one_word_each_are_refused():
+def test_many_rows_of_one_word_each_are_rejected():
     rows = [Row(line, {"w": "a", "t": "O"}) for line in range(20)]
     with pytest.raises(UsageError, match="file has one word per row; write one sentence per row"):
         read_tagged_rows(rows, "w", "t", ReadStats("file"))

@@ -51,7 +51,7 @@ def test_labels_are_scores_margins_or_classes(kind, value, expected, tokenizer, 
         ("scores", "[1 2]", "write a list"),
     ],
 )
-def test_wrong_labels_are_refused_with_their_line(kind, value, message, tokenizer, tmp_path):
+def test_wrong_labels_are_rejected_with_their_line(kind, value, message, tokenizer, tmp_path):
     rows = [{"a": "x", "b": ["y", "z"] if kind == "scores" else "y", "score": value}]
     with pytest.raises(UsageError, match=f"line 1: score.*{message}"):
         read(tmp_path, tokenizer, rows, ("a", "b"), kind)

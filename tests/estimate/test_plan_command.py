@@ -90,5 +90,5 @@ def test_two_slices_exchange_gradients_over_the_slower_network(capfd):
         ([], "required: --topology"),
     ],
 )
-def test_wrong_arguments_are_refused(capfd, arguments, message):
+def test_wrong_arguments_are_rejected(capfd, arguments, message):
     assert message in refused(capfd, "plan", *CONFIG, *arguments)

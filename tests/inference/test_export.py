@@ -126,7 +126,7 @@ def test_local_attention_and_long_rows_have_a_symbolic_length(letters, tmp_path)
     assert (tmp_path / "model.stablehlo").exists()
 
 
-def test_an_export_that_differs_is_refused_and_leaves_no_file(pretrained, tmp_path, monkeypatch):
+def test_an_export_that_differs_is_rejected_and_leaves_no_file(pretrained, tmp_path, monkeypatch):
     write = module._FORMATS[".stablehlo"]
 
     def wrong(*args):
@@ -141,7 +141,7 @@ def test_an_export_that_differs_is_refused_and_leaves_no_file(pretrained, tmp_pa
 
 
 @pytest.mark.parametrize(("name", "message"), [("model.bin", "use a local FILE.onnx or"), ("", "cannot export to")])
-def test_wrong_destinations_are_refused(name, message, pretrained, tmp_path):
+def test_wrong_destinations_are_rejected(name, message, pretrained, tmp_path):
     with pytest.raises(UsageError, match=message):
         export(str(pretrained), str(tmp_path / name))
 
@@ -152,7 +152,7 @@ def test_tokenizer_of_another_model_is_not_replaced(pretrained, tmp_path):
         export(str(pretrained), str(tmp_path / "model.stablehlo"))
 
 
-def test_poolings_that_cannot_be_exported_are_refused(embedder, tmp_path):
+def test_poolings_that_cannot_be_exported_are_rejected(embedder, tmp_path):
     folder = shutil.copytree(embedder, tmp_path / "model")
     config = {"embedding_dimension": 16, "pooling_mode": ["cls", "mean", "max"]}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))

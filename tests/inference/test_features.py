@@ -121,7 +121,7 @@ def test_killed_command_resumes_after_complete_shards(pretrained, tmp_path, smal
             np.testing.assert_array_equal(expected[array], resumed[array], err_msg=f"{name} {array}")
 
 
-def test_shards_of_different_layers_models_or_texts_are_refused(pretrained, tmp_path, small_shards, capfd):
+def test_shards_of_different_layers_models_or_texts_are_rejected(pretrained, tmp_path, small_shards, capfd):
     write_features(pretrained, tmp_path)
     # The parameters are equal, but the architecture differs.
     edited = shutil.copytree(pretrained, tmp_path / "edited")

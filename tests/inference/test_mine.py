@@ -169,7 +169,7 @@ def test_a_list_of_positives_is_several_pairs(embedder, tmp_path, capfd):
     assert (tmp_path / "h.tsv").read_text() == "query\tpos\tnegative\nd\tc\tb\n"
 
 
-def test_wrong_options_and_files_are_refused(embedder, tmp_path, capfd):
+def test_wrong_options_and_files_are_rejected(embedder, tmp_path, capfd):
     source = write_pairs(tmp_path / "pairs.tsv", [("a", "b"), ("c", "d")])
 
     def error(*options, file=source, output=tmp_path / "hard.tsv"):

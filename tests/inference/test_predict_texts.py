@@ -259,7 +259,7 @@ def test_log_names_the_activation_of_a_cross_encoder(folders, tmp_path):
     }
 
 
-def test_wrong_usage_is_refused(folders, capfd, tmp_path):
+def test_wrong_usage_is_rejected(folders, capfd, tmp_path):
     workdir = tmp_path / "run"
     (tmp_path / "objects.txt").write_text('{"text": "a"}\n')
     cli.main(["convert", str(folders[TAGS]), str(workdir)])
@@ -314,7 +314,7 @@ def test_predictions_on_two_devices_equal_those_on_one(kind, letters, tmp_path):
 
 @pytest.mark.devices
 @pytest.mark.parametrize("num_devices", [1, 2])
-def test_unknown_head_loads_as_encoder_and_unknown_encoder_parameter_is_refused(num_devices, letters, tmp_path):
+def test_unknown_head_loads_as_encoder_and_unknown_encoder_parameter_is_rejected(num_devices, letters, tmp_path):
     checkpoint, mesh = random_checkpoint(letters), mesh_of(num_devices)
     head = {"discriminator/kernel": np.zeros((16, 1), np.float32)}
     gate = {"encoder/layers/mlp_gate/kernel": np.zeros((2, 16, 32), np.float32)}

@@ -68,7 +68,7 @@ def test_interrupted_call_resumes_after_the_last_complete_block(bert, tmp_path, 
     assert bert.encode([], pooling="mean", output=tmp_path / "empty.npy").pooled.shape == (0, 16)
 
 
-def test_unfinished_vectors_of_another_call_are_refused(bert, tmp_path, small_blocks):
+def test_unfinished_vectors_of_another_call_are_rejected(bert, tmp_path, small_blocks):
     output = tmp_path / "vectors.npy"
     with pytest.raises(TypeError):
         bert.encode([*TEXTS[:12], None], pooling="mean", output=output)

@@ -108,7 +108,7 @@ def test_attention_in_blocks_equals_attention_with_a_mask(monkeypatch, window):
         ({"local_attention": 8, "attention_direction": "left"}, "attention_direction"),
     ],
 )
-def test_conflicting_options_are_refused(changes, word):
+def test_conflicting_options_are_rejected(changes, word):
     with pytest.raises(UsageError, match=word):
         ModelConfig(**{"hidden_size": 32, "num_attention_heads": 4, **changes})
 
@@ -173,6 +173,6 @@ def test_size_may_contain_the_number_of_heads():
 
 
 @pytest.mark.parametrize("size", ["huge", "L4", "L4_H256_B2", "L12_H768_A7", "L0_H64"])
-def test_invalid_sizes_are_refused(size):
+def test_invalid_sizes_are_rejected(size):
     with pytest.raises(UsageError):
         ModelConfig(**size_fields(size))

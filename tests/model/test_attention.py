@@ -67,7 +67,7 @@ def test_auto_selects_the_first_supported_implementation(attention, dropout, pla
         ("math.nosuch", "tpu", {}, "no attribute 'nosuch'; use one of"),
     ],
 )
-def test_unknown_or_unsupported_attention_is_refused(attention, platform, changes, message):
+def test_unknown_or_unsupported_attention_is_rejected(attention, platform, changes, message):
     fields = {"attention_probs_dropout_prob": 0.0, "dtype": "bfloat16", **changes}
     is_packed = fields.pop("is_packed", False)
     config = dataclasses.replace(MODEL, attention=attention, **fields)

@@ -319,6 +319,6 @@ def test_kind_of_a_model_of_ones_own_is_its_attribute_or_that_of_its_base_class(
     assert kinds == ["own", "pretraining"]
 
 
-def test_unknown_kind_of_model_is_refused():
+def test_unknown_kind_of_model_is_rejected():
     with pytest.raises(UsageError, match="unknown kind of model: 'pairs'; use one of encoder, pretraining"):
         build_model({"kind": "pairs"}, SMALL)

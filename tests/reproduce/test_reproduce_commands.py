@@ -155,7 +155,7 @@ def test_printed_commands_fill_the_table(table, all_results, tmp_path, capfd):
     assert "cola/both differ from the table's: data.seq_len" in error
 
 
-def test_results_that_do_not_match_the_table_are_refused(table, results, tmp_path, capfd):
+def test_results_that_do_not_match_the_table_are_rejected(table, results, tmp_path, capfd):
     command = ["table", "5", f"--results={tmp_path}/r"]
     # Pre-training is finished, and the data of fine-tuning are missing, so this command starts no run.
     shutil.copytree(results / "pretrain", tmp_path / "r/pretrain")
@@ -187,7 +187,7 @@ def test_recorded_table_config_does_not_depend_on_the_working_directory(table, m
 
 
 @pytest.mark.parametrize("content", ["x = 1", "def get_table(text):\n    return 1"])
-def test_invalid_table_files_and_arguments_are_refused(content, tmp_path, capfd):
+def test_invalid_table_files_and_arguments_are_rejected(content, tmp_path, capfd):
     (tmp_path / "table.py").write_text(content)
     results = f"--results={tmp_path}/r"
     command = ("reproduce", f"--config={tmp_path}/table.py", results)

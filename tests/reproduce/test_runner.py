@@ -99,7 +99,7 @@ def test_concurrent_tables_are_all_recorded_in_reproduce_json(table, tmp_path, e
     assert index["seconds"].keys() == {"pretrain/first", "cola/first"}
 
 
-def test_table_without_any_data_is_refused(tmp_path, capfd):
+def test_table_without_any_data_is_rejected(tmp_path, capfd):
     for arguments, needed in (
         ("", "a corpus from `bertjax prepare`"),
         (f":corpus={tmp_path}/none", f"{tmp_path}/none/manifest"),

@@ -103,7 +103,7 @@ def test_data_hash_covers_both_corpora(corpus, general):
     assert task_of(corpus).data_hash == open_corpus(corpus).fingerprint
 
 
-def test_replay_with_another_vocabulary_is_refused(corpus, spelled):
+def test_replay_with_another_vocabulary_is_rejected(corpus, spelled):
     with pytest.raises(UsageError, match="have different vocabularies; prepare .* with --vocab .*vocab.txt"):
         task_of(corpus, f",replay={spelled}:0.5")
 
@@ -189,7 +189,7 @@ def test_export_leaves_out_the_next_sentence_head_that_adaptation_does_not_train
         ),
     ],
 )
-def test_unusable_or_missing_initial_checkpoint_is_refused(
+def test_unusable_or_missing_initial_checkpoint_is_rejected(
     arguments, has_checkpoint, message, corpus, pretrained, tmp_path, capfd
 ):
     config = f"--config={EXPERIMENTS}/adapt.py:corpus={corpus},steps=1{arguments}"

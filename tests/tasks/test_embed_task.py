@@ -246,7 +246,7 @@ def test_a_stopped_run_continues_with_the_same_batches(files, letters):
         ("train={}/five.tsv,loss=cosine", {}, "scores from -1 to 1"),
     ],
 )
-def test_inconsistent_settings_are_refused_in_one_line(arguments, fields, message, files, letters, tmp_path, capfd):
+def test_inconsistent_settings_are_rejected_in_one_line(arguments, fields, message, files, letters, tmp_path, capfd):
     arguments = arguments.replace("{}", str(files))
     fields = {"steps": 1, "data__batch_size": 8, **fields}
     assert message in refused(capfd, *train_command(f"embed.py:{arguments}", tmp_path / "run", letters, **fields))

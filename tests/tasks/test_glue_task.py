@@ -134,7 +134,7 @@ def test_columns_of_official_files(task, lines, texts, labels, best_metric, lett
         assert tokenizer.decode(ids[ids > 0]) == f"[CLS] {text.replace('|', '[SEP]')} [SEP]"
 
 
-def test_incomplete_submission_is_refused_unless_partial_is_set(cola, capfd, tmp_path):
+def test_incomplete_submission_is_rejected_unless_partial_is_set(cola, capfd, tmp_path):
     predict(capfd, cola, tmp_path / "predictions")
     with (tmp_path / "predictions" / "CoLA.tsv").open("a") as file:
         file.write("9\t\n")  # a row without a prediction, which does not count

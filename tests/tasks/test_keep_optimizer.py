@@ -54,7 +54,7 @@ def test_moments_and_bias_correction_continue_and_the_schedule_starts_again(stab
     assert counts and all((before[path], after[path]) == (3, 4) for path in counts)
     params = [load_params_on_host(epath.Path(tmp_path / each / "checkpoints" / "1")) for each in ("kept", "new")]
     assert not all(np.array_equal(params[0][path], params[1][path]) for path in params[0])
-    # A run that was killed after a step resumes with its own state, and without its source.
+    # A killed run resumes with its own optimizer state, even if the `--init_from` workdir is gone.
     shutil.rmtree(workdir)
     for step in (2, 3):
         epath.Path(tmp_path / "kept" / "checkpoints" / str(step)).rmtree()
@@ -62,7 +62,7 @@ def test_moments_and_bias_correction_continue_and_the_schedule_starts_again(stab
     assert all(opt_state(corpus, tmp_path / "kept", 3, name)[path] == 6 for path in counts)
 
 
-def test_field_of_the_saved_state_that_the_run_lacks_is_refused(stable, corpus, monkeypatch):
+def test_field_of_the_saved_state_that_the_run_lacks_is_rejected(stable, corpus, monkeypatch):
     def with_average(path):
         metadata = read_metadata(path)
         return dataclasses.replace(metadata, arrays={**metadata.arrays, "average/bias": "float32[2]"})
@@ -82,7 +82,7 @@ def test_field_of_the_saved_state_that_the_run_lacks_is_refused(stable, corpus, 
         ("--init_from={workdir} --config.optimizer.head_steps=1", "a pre-training config without head_steps"),
     ],
 )
-def test_another_optimizer_or_random_parameters_are_refused(stable, corpus, tmp_path, capfd, flags, message):
+def test_another_optimizer_or_random_parameters_are_rejected(stable, corpus, tmp_path, capfd, flags, message):
     workdir, name = stable
     flags = ["--keep_optimizer", *flags.format(workdir=workdir).split()]
     fields = {**DECAY, "optimizer__name": name}

@@ -65,7 +65,7 @@ def test_fine_tuning_keeps_the_encoder_and_attention_direction_of_the_checkpoint
     assert printed(capfd, "predict", f"--checkpoint={tmp_path / 'cola'}", "za be")
 
 
-def test_export_of_a_language_model_is_refused(pretrained, tmp_path, capfd):
+def test_export_of_a_language_model_is_rejected(pretrained, tmp_path, capfd):
     error = refused(capfd, "convert", pretrained[1], tmp_path / "out", "--format=huggingface")
     assert "has a model of kind 'language_model'" in error
 

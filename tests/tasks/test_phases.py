@@ -103,7 +103,7 @@ def test_init_from_keeps_the_architecture_of_the_last_phase(run, corpus, tmp_pat
     assert read_metadata(tmp_path / "run" / "checkpoints" / "1").architecture["global_rope_theta"] == 160_000.0
 
 
-def test_adaptation_lengthens_rows_with_another_theta_and_resumes_without_its_checkpoint(run, corpus, tmp_path, capfd):
+def test_adaptation_changes_seq_len_and_rope_theta_and_resumes_without_init_from(run, corpus, tmp_path, capfd):
     phases = ({"share": 3}, {"seq_len": 32, "global_rope_theta": 1e6})
     fields = {"steps": 4, "phases": phases, "checkpoint_every": 3, "eval_every": 1, "data__seq_len": 16}
     first = experiment(corpus).replace("pretrain", "adapt")

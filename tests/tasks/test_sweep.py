@@ -104,7 +104,7 @@ def test_sweep_compiles_once_and_runs_only_failed_trials_again(cola, glue, lette
     assert "started from parameters that differ from those of --init_from" in refused(capfd, *command)
 
 
-def test_locked_workdir_is_refused(cola, glue, tmp_path, capfd):
+def test_locked_workdir_is_rejected(cola, glue, tmp_path, capfd):
     command = ["sweep", f"--config={EXPERIMENTS}/glue.py:task=rte,path={glue},quick=true", f"--workdir={tmp_path}"]
     with acquire_lock(tmp_path):
         assert f"another run is using the workdir {tmp_path}" in refused(capfd, *command, f"--init_from={cola}")

@@ -112,7 +112,7 @@ def test_labels_of_the_training_file_have_one_spelling(kind, rows, labels, lette
     assert task.labels == labels
 
 
-def test_label_in_quotes_is_refused(letters, tmp_path):
+def test_label_in_quotes_is_rejected(letters, tmp_path):
     (tmp_path / "train.tsv").write_text('text\tlabel\nzu\ta\npa\t"a, b"\n')
     with pytest.raises(UsageError, match="train.tsv line 3: label is .*in quotes"):
         load_task(f"text.py:train={tmp_path}/train.tsv", letters, data__eval_split="none")
@@ -152,7 +152,7 @@ def test_labels_from_a_file_keep_their_order(kind, letters, tmp_path):
     assert json.loads(task.workdir_files["output_layer.json"])["labels"] == ["z", "y", "x"]
 
 
-def test_saved_labels_of_another_output_kind_are_refused(tmp_path):
+def test_saved_labels_of_another_output_kind_are_rejected(tmp_path):
     file = tmp_path / "output_layer.json"
     file.write_bytes(OutputLayer(TAGS, ("O", "B-PER"), "ner").as_json())
     assert saved_labels(str(file), TAGS) == ["O", "B-PER"]

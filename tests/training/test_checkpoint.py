@@ -277,7 +277,7 @@ def test_architecture_field_missing_in_an_old_checkpoint_has_its_default(workdir
     assert_equal(state, restore(workdir))
 
 
-def test_path_with_glob_characters_is_refused(tmp_path):
+def test_path_with_glob_characters_is_rejected(tmp_path):
     for name in ("run[1]", "run*", "what?/deeper", "back\\slash", "a]"):
         with pytest.raises(UsageError, match="which Orbax reads as a pattern"):
             resolve_checkpoint_path(tmp_path / name)

@@ -214,7 +214,7 @@ def test_timeouts_and_port_are_passed_to_jax_distributed(environment, slurm, por
 
 
 @pytest.mark.parametrize("values", [["a:1", "2"], ["localhost", "2", "0"], ["a:1", "x", "0"], ["a:1", "2", "2"], []])
-def test_incomplete_or_invalid_environment_is_refused(environment, values):
+def test_incomplete_or_invalid_environment_is_rejected(environment, values):
     for name, value in zip(multihost._PROCESS_VARIABLES, values, strict=False):
         environment.setenv(name, value)
     with pytest.raises(BertjaxError, match="could not connect the processes: .* JAX_COORDINATOR_ADDRESS="):

@@ -55,7 +55,7 @@ def test_finished_workdir_contains_the_documented_files(corpus, trained):
     assert json.loads((trained / "results.json").read_text())["step"] == 14
 
 
-def test_resume_with_another_config_or_on_another_corpus_is_refused(corpus, trained, tmp_path):
+def test_resume_with_another_config_or_on_another_corpus_is_rejected(corpus, trained, tmp_path):
     with pytest.raises(UsageError, match=r"optimizer\.learning_rate: 0\.01 -> 0\.005"):
         loop.train(make(corpus, optimizer__learning_rate=5e-3), str(trained))
     text, vocabulary = f"text:{corpus.parent}/text.txt", corpus / "vocab.txt"
@@ -99,7 +99,7 @@ def test_workdir_without_checkpoints_accepts_another_config_and_may_be_relative(
     assert find_checkpoint("run") == epath.Path(run / "checkpoints" / "4")
 
 
-def test_folders_with_unrelated_files_are_refused(corpus, tmp_path):
+def test_folders_with_unrelated_files_are_rejected(corpus, tmp_path):
     task = make(corpus)
     for name in ("foreign/config.json", "own/novel.txt", "own/job.log", "lost/checkpoints/1"):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)

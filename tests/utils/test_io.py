@@ -138,7 +138,7 @@ def test_other_encodings_are_rejected_in_tables_tagged_words_vocabularies_and_co
     assert not (tmp_path / "out").exists()
 
 
-def test_data_file_that_is_not_utf8_is_refused(tmp_path):
+def test_data_file_that_is_not_utf8_is_rejected(tmp_path):
     path, tsv = tmp_path / "file.txt", tmp_path / "file.tsv"
     path.write_bytes(b"caf\xc3\xa9 O\r\ncaf\xe9 O\r\n")
     tsv.write_bytes(b"sentence\tlabel\rcaf\xe9\t1\r")

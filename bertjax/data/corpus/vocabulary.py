@@ -38,7 +38,7 @@ MAX_WORD_CHARS = 200
 _MIN_CAPITALS = 0.1
 # File in a workdir that describes the run's vocabulary, see `Vocabulary.entry`.
 ENTRY = "vocabulary.json"
-# Fields of `Vocabulary` that an entry omits if they have the default value.
+# Fields that `Vocabulary.entry` omits if they have the default value.
 _OPTIONAL = ("max_word_chars", "num_rows", "pair_separators", "end_separators", "prefix")
 
 # Other names of special tokens in SentencePiece models.
@@ -129,7 +129,7 @@ class Vocabulary:
         return entry | ({"special_ids": named_special_ids(self)} if self.kind == TOKENIZER_JSON else {})
 
     def with_content(self, content: bytes) -> "Vocabulary":
-        """Returns the vocabulary in another content of the file, with the same settings."""
+        """Returns the vocabulary with the same settings whose file has the content `content`."""
         return load_entry(self.path.parent, self.entry(), content)
 
 

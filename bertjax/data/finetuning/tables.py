@@ -203,7 +203,7 @@ def _select_columns(
     indices = {name: names.index(name) for name in names}
     is_csv = table_format(path) == "csv"
     for line, fields in rows:
-        if is_csv and not fields and len(names) > 1:  # a blank line, which is no row in pandas, either
+        if is_csv and not fields and len(names) > 1:  # a blank line, which is not a row in pandas either
             continue
         fields = fields or [""]
         # In joined files, a byte-order mark may precede the repeated header.

@@ -162,7 +162,7 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
     if not (truncate_dim is None or (isinstance(truncate_dim, int) and truncate_dim > 0)):
         raise UsageError(f"{folder / _PROMPTS} has truncate_dim={truncate_dim!r}; it must be a positive integer")
     if default and default not in texts:
-        raise UsageError(f"{folder / _PROMPTS} has the default_prompt_name {default!r}, but no prompt of this name")
+        raise UsageError(f"{folder / _PROMPTS} has the default_prompt_name {default!r}, but no prompt with this name")
     return SentenceEmbedder(
         tuple(modules),
         min(widths[SENTENCE], truncate_dim or widths[SENTENCE]),

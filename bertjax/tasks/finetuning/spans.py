@@ -11,7 +11,7 @@ from bertjax.tasks.records import Record, round_digits, softmax
 
 # Fields of a record that are written only with `--logits`.
 LOGIT_FIELDS = ("score",)
-# `null_odds` of a question without candidate spans: larger than any difference of scores and, unlike inf, valid JSON.
+# `null_odds` of a question without candidate spans: larger than any score difference and, unlike inf, valid JSON.
 _ODDS_WITHOUT_SPAN = 1e9
 
 

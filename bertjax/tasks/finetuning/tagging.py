@@ -82,7 +82,7 @@ class TaggingTask(FinetuningTask):
         if prefix := self.tokenizer.missing_prefix:
             # Add a space before words, because F1 on CoNLL-2003 is lower without it (AnswerDotAI/ModernBERT#149).
             logger.info(
-                "adding a space before each word, unlike the original tokenizer; exported tokenizers do so, too"
+                "adding a space before each word, unlike the original tokenizer; exported tokenizers also add it"
             )
             self.vocabulary = dataclasses.replace(self.vocabulary, prefix=prefix)
             self.tokenizer = Tokenizer(self.vocabulary)

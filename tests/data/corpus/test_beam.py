@@ -118,7 +118,7 @@ def test_failed_stage_is_named_in_a_one_line_error(tmp_path, vocabulary):
         ),
     ],
 )
-def test_invalid_runner_options_are_refused(tmp_path, options, message):
+def test_invalid_runner_options_are_rejected(tmp_path, options, message):
     write_text(tmp_path / "a.txt", make_text(5))
     with contextlib.redirect_stderr(io.StringIO()) as stderr, pytest.raises(UsageError, match=message):
         run(tmp_path, f"text:{tmp_path}/a.txt", runner="beam", runner_options=options)

@@ -57,7 +57,7 @@ def test_wrapped_lines_are_joined():
 
 def test_no_character_is_lost():
     draw = random.Random(1)
-    # `sentencex` fails next to whitespace of several UTF-8 bytes, so `split_sentences` replaces or drops it.
+    # `sentencex` fails next to multi-byte whitespace, so `split_sentences` replaces or drops it.
     characters = "aB.!? \n\"'()[]\u00e9\u4e2d\u3002\u201c\u201d\u2026\u00a0\u2003\u2028\u3000\x85\u0301\U0001f600"
     parts = [*characters, "Mr. ", "e.g. ", "\r\n", "1. ", "\n\n", "U.S. "]
     for form in LINES, PARAGRAPHS, WRAPPED:

@@ -68,7 +68,7 @@ def test_existing_output_is_replaced_only_with_overwrite(tmp_path, vocabulary):
         ("--runner=beam", "pip install"),
     ],
 )
-def test_invalid_prepare_options_are_refused(tmp_path, options, message, monkeypatch, capfd):
+def test_invalid_prepare_options_are_rejected(tmp_path, options, message, monkeypatch, capfd):
     # Make `import apache_beam` fail.
     monkeypatch.setitem(sys.modules, "apache_beam", None)
     monkeypatch.delitem(sys.modules, "bertjax.data.corpus.run_beam", raising=False)

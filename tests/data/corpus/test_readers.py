@@ -201,12 +201,12 @@ def test_damaged_compressed_file_is_an_error(tmp_path, name, compress):
         ("tfds:lm1b", "has no split"),
     ],
 )
-def test_invalid_input_specs_are_refused(tmp_path, spec, message):
+def test_invalid_input_specs_are_rejected(tmp_path, spec, message):
     with pytest.raises(UsageError, match=message):
         readers.find_sources([spec.format(tmp_path)])
 
 
-def test_unreadable_files_are_refused(tmp_path, monkeypatch):
+def test_unreadable_files_are_rejected(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(UsageError, match="pipe.txt is not a readable file"):
         readers.find_sources([f"text:{tmp_path}"])

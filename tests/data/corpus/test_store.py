@@ -41,7 +41,7 @@ def test_flipped_bit_is_found_in_every_file(corpus):
 
 
 @pytest.mark.parametrize("change", [lambda file: os.truncate(file, 2), os.unlink])
-def test_missing_and_truncated_files_are_refused(corpus, change):
+def test_missing_and_truncated_files_are_rejected(corpus, change):
     change(corpus.path / "train.tokens.bin")
     with pytest.raises(UsageError, match="train.tokens.bin is missing or does not have"):
         store.open_corpus(corpus.path)

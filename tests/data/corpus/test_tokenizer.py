@@ -236,14 +236,14 @@ def test_case_and_special_ids_come_from_the_vocabulary(tmp_path):
         ("empty.model", b"", "not a SentencePiece model"),
     ],
 )
-def test_invalid_vocabulary_file_is_refused(tmp_path, name, content, message):
+def test_invalid_vocabulary_file_is_rejected(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=message):
         load_vocabulary(tmp_path / name)
 
 
-def test_decode_joins_the_pieces_of_a_word_and_refuses_unknown_ids(vocabulary_file):
+def test_decode_joins_the_pieces_of_a_word_and_rejects_unknown_ids(vocabulary_file):
     tokenizer = Tokenizer(load_vocabulary(vocabulary_file))
     assert tokenizer.decode(tokenizer.encode("Unaffable running, hello")) == "unaffable running , hello"
     for index in (-1, 10**6):

@@ -190,7 +190,7 @@ def test_casing_and_unused_lines_of_the_vocabulary_are_kept(tmp_path, vocabulary
         (10**6, "vocab.txt", "the vocabulary size is 1,000,0.. pieces"),
     ],
 )
-def test_invalid_add_pieces_is_refused(tmp_path, vocabulary, pieces, kind, message):
+def test_invalid_add_pieces_is_rejected(tmp_path, vocabulary, pieces, kind, message):
     write_text(tmp_path / "a.txt", make_text(40))
     (tmp_path / "spiece.model").write_bytes(sentencepiece_model((tmp_path / "a.txt").read_text().split("\n"), 60, True))
     path = vocabulary if kind == "vocab.txt" else tmp_path / kind
