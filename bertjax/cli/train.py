@@ -31,7 +31,6 @@ def train(args: argparse.Namespace) -> None:
     from bertjax.convert.huggingface import export_problem
     from bertjax.inference.encode import add_guide_vectors
     from bertjax.tasks.build import build_task
-    from bertjax.tasks.finetuning.task import FinetuningTask
     from bertjax.training import train as loop
     from bertjax.training.cached_features import add_cached_features
     from bertjax.training.checkpoint_config import fill_unset_fields
@@ -42,15 +41,14 @@ def train(args: argparse.Namespace) -> None:
         raise UsageError("--keep_optimizer continues pre-training; use it with --init_from")
     # `jax.distributed.initialize` must run before any other use of JAX.
     distributed = join_cluster(args, config.cluster)
-    # The workdir keeps the converted checkpoint, unless several processes would write it. If only this process fails,
-    # `exit_on_host_error` ends it without JAX's barrier, where it would wait for the others.
+    # The workdir keeps the converted checkpoint, unless several processes would write it.
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
-        config = fill_unset_fields(config, init_from, args.workdir)  # settings of the checkpoint or the resumed run
+        config = fill_unset_fields(config, init_from, args.workdir)
         task = build_task(config, train=True)
-        # Add outputs of other models to the training data: features of the frozen encoder, vectors of a guide model.
+        # If the task needs them, compute features of the frozen encoder, and vectors of a guide model.
         add_cached_features(task, init_from)
         add_guide_vectors(task)
-        layer = task.output_layer() if isinstance(task, FinetuningTask) else None
+        layer = task.output_layer()
         if problem := export_problem(task.objective.model, layer.kind if layer else ""):
             logger.info(f"checkpoints of this run cannot be exported: {problem}")
         result = loop.train(
@@ -87,7 +85,7 @@ def sweep(args: argparse.Namespace) -> None:
     from bertjax.training.multihost import exit_on_host_error
 
     distributed = join_cluster(args, parse_run_config(args).cluster)
-    with exit_on_host_error(), open_init_checkpoint(args, not distributed, sweeps.TRIALS) as init_from:
+    with exit_on_host_error(), open_init_checkpoint(args, not distributed, marker=sweeps.TRIALS) as init_from:
         # `sweep` adds cached features itself. It cannot import `inference`, so pass this function.
         result = sweeps.sweep(
             args.config, args.overrides, args.grid, args.seeds, args.workdir, init_from, prepare=add_guide_vectors

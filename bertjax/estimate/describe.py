@@ -107,7 +107,7 @@ def _describe_model(model: ModelConfig) -> str:
     changed = {name: getattr(model, name) for name in defaults if getattr(model, name) != defaults[name]}
     options = [_WORDS.get(name, f"{name} {{}}").format(value) for name, value in changed.items() if name not in _SIZES]
     if model.local_attention:
-        num_local = sum(model.is_local_layer)
+        num_local = sum(model.local_layers)
         options.append(f"local attention in a window of {model.local_attention} in {num_local} of {layers} layers")
     if not model.local_attention and model.position_embedding_type != ABSOLUTE:
         options.append(f"theta {model.global_rope_theta:,.0f}")

@@ -202,7 +202,7 @@ class Architecture(Section):
         return self.max_position_embeddings - self.position_offset
 
     @property
-    def is_local_layer(self) -> tuple[bool, ...]:
+    def local_layers(self) -> tuple[bool, ...]:
         """For each layer, whether it has local attention. Empty if no layer has."""
         every = self.global_attn_every_n_layers
         return tuple(layer % every != 0 for layer in range(self.num_hidden_layers)) if self.local_attention else ()

@@ -26,7 +26,7 @@ from jax.ad_checkpoint import checkpoint_name
 from bertjax.model.attention.dispatch import Attention, select_attention
 from bertjax.model.attention.xla import AttentionMask
 from bertjax.model.config import LSTM, ModelConfig
-from bertjax.model.dropout import Dropout, dropout
+from bertjax.model.dropout import AttentionDropout, dropout
 from bertjax.model.embeddings import Embeddings
 from bertjax.model.layers import (
     CONTEXT,
@@ -56,10 +56,10 @@ class SharedInputs(NamedTuple):
 
 
 class LayerInputs(NamedTuple):
-    """Inputs that differ between layers: bool [N] for the encoder, and a bool scalar for each layer."""
+    """Inputs that differ between layers: bool [N] in the encoder, a bool scalar in a layer."""
 
-    is_local: Any  # whether the layer has local attention (None: no layer has)
-    has_attention_norm: Any  # whether a norm precedes the attention (None: the same in all layers)
+    is_local: Any  # whether attention is local (None: in no layer)
+    has_attention_norm: Any  # with `norm_first`, whether a norm precedes the attention (None: in all layers)
 
 
 class Encoder(nn.Module):
@@ -67,13 +67,13 @@ class Encoder(nn.Module):
 
     With `encoder=lstm`, concatenates the hidden states of one `LstmReader` per direction.
 
-    Parameters of all layers are stacked on a leading axis N, even if `nn.scan` is unrolled (`scan_layers=false`). With
-    `optimizer.freeze_layers`, the train step passes the lowest layers as a second stack, `frozen_layers`, which
-    `run_layers` applies first. The backward pass then stops at the lowest trainable layer.
+    Parameters of all layers are stacked on a leading axis N, even if `nn.scan` is unrolled (`scan_layers=false`).
     """
 
     config: ModelConfig
-    tied_embeddings: Embeddings | None = None  # embeddings of which ELECTRA's generator uses the tables
+    tied_embeddings: Embeddings | None = (
+        None  # for ELECTRA's generator: the encoder's embeddings, whose tables it shares
+    )
 
     def setup(self) -> None:
         # Create the embeddings in `setup`, so that models can read `token_tables` outside of `__call__`.
@@ -103,15 +103,15 @@ class Encoder(nn.Module):
 
         Args:
           input_ids, segment_ids, sequence_ids: [B, L] int32.
-          position_ids: [B, L] int32, position of each token in its sequence. If it is None (default), each row counts
-            from 0, and attention implementations that do not support packed rows, such as `cudnn`, are accepted.
+          position_ids: [B, L] int32, position of each token in its sequence, required for packed rows. None (default)
+            counts from 0 in each row, and accepts attention without support for packed rows, such as `cudnn`.
           deterministic: whether to disable dropout. If False, a `dropout` rng is required.
           collect_layers: whether to also return the output of the embeddings and of every layer.
 
         Returns:
-          Hidden states of the last layer, [B, L, D], in the config's dtype.
-          Hidden states of the embeddings and all layers, [N + 1, B, L, D]. With `norm_first`, the last entry is the
-            output of the final norm. None if `collect_layers` is False.
+          Hidden states [B, L, D] after the last layer and, with `norm_first`, the final norm, in the config's dtype.
+          Hidden states after the embeddings and after each layer, [N + 1, B, L, D], or None if `collect_layers` is
+            False. The last entry equals the first result.
         """
         config, packed = self.config, position_ids is not None
         if position_ids is None:
@@ -124,7 +124,7 @@ class Encoder(nn.Module):
             return jnp.concatenate(hidden, -1), (jnp.concatenate(layers, -1) if collect_layers else None)
         attention_fn = select_attention(config, input_ids.shape[1], is_packed=packed)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
-        is_local = np.array(config.is_local_layer) if config.local_attention else None
+        is_local = np.array(config.local_layers) if config.local_attention else None
         # ModernBERT has no norm before the attention of the lowest layer.
         has_norm = None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0
         per_layer = LayerInputs(is_local, has_norm)
@@ -161,7 +161,7 @@ class TransformerLayer(nn.Module):
         ) -> jax.Array:
             """Returns norm(x + dropout(sublayer(x))) or, with `norm_first`, x + dropout(sublayer(norm(x))).
 
-            If `has_norm`, a bool scalar, is False (only with `norm_first`), there is no norm.
+            If the bool scalar `has_norm` is False, there is no norm (only with `norm_first`).
             """
             key = None if self.deterministic else self.make_rng("dropout")
             # The backward pass recomputes the values inside a norm, unless `run_layers` wraps the layer in `nn.remat`.
@@ -192,12 +192,10 @@ class SelfAttention(nn.Module):
         num_key_value_heads = config.num_key_value_heads or config.num_attention_heads
 
         def project(name: str, num_heads: int) -> jax.Array:  # [B, L, H, K]
-            heads = (num_heads, config.head_size)
-            axes = ("embed", "heads", "head")
-            # With `flat`, the result is [B, L, H * K] instead of [B, L, H, K].
-            y = Dense(config, heads, axes, flat=True, use_bias=config.attention_bias, name=name)(x)
+            shape, axes = (num_heads, config.head_size), ("embed", "heads", "head")
+            y = Dense(config, shape, axes, flat=True, use_bias=config.attention_bias, name=name)(x)
             # Save [B, L, H * K] for the backward pass, because a TPU would pad a short axis K to 128 elements.
-            y = checkpoint_name(y, QKV).reshape(*y.shape[:-1], *heads)
+            y = checkpoint_name(y, QKV).reshape(*y.shape[:-1], *shape)
             # Each key head serves several query heads.
             repeats = config.num_attention_heads // num_heads
             return jnp.repeat(y, repeats, axis=2) if repeats > 1 else y
@@ -208,10 +206,12 @@ class SelfAttention(nn.Module):
             query, key = (rotate(config, states, shared.rotations, layer.is_local) for states in (query, key))
 
         def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int = 0) -> jax.Array:
-            # Tokens attend only to tokens of their own sequence, at most `window` neighbors (half of them on each side;
-            # 0: no limit).
+            # Tokens attend to their own sequence: to all tokens, or to themselves and `window` neighbors, half on each
+            # side.
             mask = AttentionMask(config.attention_direction, shared.sequence_ids, window)
-            return self.attention_fn(query, key, value, mask, Dropout(config.attention_probs_dropout_prob, dropout_key))
+            return self.attention_fn(
+                query, key, value, mask, AttentionDropout(config.attention_probs_dropout_prob, dropout_key)
+            )
 
         def attend_by_layer(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             if layer.is_local is None:

@@ -60,7 +60,7 @@ def attention_flops_per_token(config: ModelConfig, context: float, feature_head:
 
 
 def _attention_flops(config: ModelConfig, context: float) -> float:
-    num_local = sum(config.is_local_layer)
+    num_local = sum(config.local_layers)
     contexts = (config.num_hidden_layers - num_local) * context + num_local * min(context, config.local_attention + 1)
     return 2 * 2 * config.hidden_size * contexts
 

@@ -15,6 +15,7 @@ from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError
 from bertjax.metrics.metric import Metric
 from bertjax.metrics.report import ClassReport
+from bertjax.tasks.finetuning.output_layer import OutputLayer
 from bertjax.tasks.objectives.step_cost import StepCost
 
 Batch = dict[str, jax.Array]
@@ -32,7 +33,7 @@ class Objective:
 
     The training loss is the sum of `loss_weights[name] * sums[name][0] / denominators[name]` over the losses, where
     `sums` are the metric sums of `compute`. A denominator is usually the sum of the weights. It must be positive, even
-    if this sum is 0. Logged values have other denominators: the sums of weights over all steps since the last log line.
+    if this sum is 0. Logged means are divided by the sums of the weights since the last log line instead.
 
     Objectives are compared by value, because compiled steps are cached by objective: runs that differ only in data,
     seed or learning rate share a step. A subclass defines `metrics`, `schema`, `denominators` and `compute`.
@@ -40,7 +41,7 @@ class Objective:
     Attributes:
       model: Flax module that is applied to a batch. Its field `config` is a `ModelConfig`.
       metrics: metrics that `compute` returns.
-      schema: specifications of the arrays in a training batch.
+      schema: specifications of the arrays in a training batch. Evaluation batches may have others.
       splits_into_micro_batches: whether gradient accumulation may split a batch into micro-batches, which are processed
         one after the other (default: True). Set it to False if the loss of a row depends on other rows, as with
         in-batch negatives.
@@ -86,7 +87,7 @@ class Objective:
 
     def init_params(self, key: jax.Array) -> Any:
         """Initializes the parameters, boxed with their logical axes."""
-        # Parameter shapes do not depend on the sizes of the dummy batch. Rows have 8 positions, as LSTMs need two.
+        # Parameter shapes do not depend on the sizes of the dummy batch. LSTMs need rows of at least two positions.
         batch = {
             spec.name: jnp.zeros((1, *(8 if axis == "length" else 1 for axis in spec.axes)), spec.dtype)
             for spec in self.schema
@@ -100,8 +101,9 @@ class Task:
     """Objective, data, schedule and evaluation of a run.
 
     A subclass sets the attributes that have no default, and overrides `train_batches`, `eval_batches`,
-    `full_cost_before` and `axis_sizes`. Step s, counted from 0, performs update s + 1. Log lines and checkpoints
-    have the number of updates.
+    `full_cost_before` and `axis_sizes`.
+
+    Step s, counted from 0, performs update s + 1. The step of a log line or checkpoint is the number of updates so far.
     """
 
     # Objective and schedule
@@ -109,8 +111,8 @@ class Task:
     objective: Objective
     total_steps: int
     warmup_steps: int  # steps of linear learning-rate warm-up
-    # Numbers that data shards times micro-batches must divide: rows of the global batch of each training phase, or
-    # divisors of the rows of all batches (default: no training data). A phase is a range of steps with one batch shape.
+    # Rows of the global batch in each training phase, a range of steps with one batch shape, or numbers that divide the
+    # rows of every batch. Each must be a multiple of data shards times micro-batches (default: no training data).
     batch_sizes: tuple[int, ...] = ()
     steps_per_epoch = 0  # 0: the task has no epochs
     checkpoint_every: int  # steps between checkpoints, at least 1; the last step is always saved
@@ -124,8 +126,8 @@ class Task:
 
     # Parameters and data
 
-    # Names of the top-level parameters of the output layer and the feature head (default: none, as in pre-training). A
-    # run from `--init_from` loads them only if the checkpoint has an output layer with the same labels.
+    # Names of the top-level parameters of the output layer and of `model/feature_head.py` (default: none, as in
+    # pre-training). A run from `--init_from` loads them only if the checkpoint has the same output layer.
     output_params: tuple[str, ...] = ()
     data_hash = ""  # SHA-256 of the data (default: no data); a run cannot resume if the data at the same path changed
     notes: tuple[str, ...] = ()  # log lines about the data
@@ -146,7 +148,7 @@ class Task:
         self.config = config
         # Files to store in the workdir (content by name), so that checkpoints can be used without the data.
         self.workdir_files: dict[str, bytes] = {}
-        # Fields about the data for `results.json`. A task with `labels` sets `evaluated_on`, the name of the data.
+        # Fields about the data for `results.json`. Tasks with `labels` set `evaluated_on`, a title of plots.
         self.results: dict[str, Any] = {}
         # Additional tasks to evaluate with the same parameters, keyed by a prefix of their metric names.
         self.other_tasks: dict[str, Task] = {}
@@ -156,22 +158,24 @@ class Task:
         """Stop step (exclusive) and peak learning rate of each training phase."""
         return ((self.total_steps, self.config.optimizer.learning_rate),)
 
-    def objective_at(self, num_updates: int) -> Objective:
-        """Returns the objective that performs update `num_updates`, and evaluates the parameters after it.
-
-        The first update is 1; 0 means before training.
+    def objective_at(self, update: int) -> Objective:
+        """Returns the objective of an update, counted from 1, which also evaluates the parameters after this update.
 
         All objectives of a run have the same parameters, metrics and loss weights. They may differ in RoPE thetas,
         which phases of pre-training may change.
         """
         return self.objective
 
+    def output_layer(self) -> OutputLayer | None:
+        """Returns a description of the output layer, or None if inference and conversion do not support the task."""
+        return None
+
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
-        """Yields the shard's rows of each training batch, starting at `start_step`."""
+        """Yields this process's rows (`shard`) of each training batch, starting at `start_step`."""
         raise UsageError("the task has no training data; build it with build_task(config, train=True)")
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
-        """Yields the shard's rows of each evaluation batch. Each example occurs once; padding rows have weight 0."""
+        """Yields this process's rows of each evaluation batch. Each example occurs once; padding rows have weight 0."""
         raise UsageError("the task has no evaluation data; set a corpus or data files in config.data")
 
     def check_data_files(self, wait: bool) -> None:
@@ -181,17 +185,11 @@ class Task:
         """
 
     def full_cost_before(self, step: int) -> StepCost:
-        """Returns the total cost of all steps before `step`, as if all parameters were trained.
-
-        `training/cost.py` subtracts the backward pass of frozen parameters, for MFU and remaining time.
-        """
+        """Returns the total cost of the steps before `step` if no parameter were frozen (see `training/cost.py`)."""
         raise NotImplementedError
 
     def axis_sizes(self, phase: int = 0) -> dict[str, int]:
-        """Returns the size of each axis of a phase's batches, for the synthetic batches of `plan` and `bench`.
-
-        See `synthetic_batch` in `data/schema.py`.
-        """
+        """Returns the `sizes` of a phase for `synthetic_batch` in `data/schema.py`, such as `rows` and `length`."""
         raise NotImplementedError
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:

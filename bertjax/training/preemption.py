@@ -16,6 +16,9 @@ from jax.experimental import multihost_utils
 from bertjax.errors import LOST
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Function to call after every step, evaluation batch and save. Its argument is the time in seconds until the next call
+# must follow (default: `config.hang_seconds`; math.inf: no limit).
+Heartbeat = Callable[..., None]
 _CHECKS_PER_INTERVAL = 20  # checks of the watchdog per `hang_seconds`
 
 
@@ -54,12 +57,11 @@ def stop_requests() -> Iterator[Callable[[int], bool]]:
 
 
 @contextlib.contextmanager
-def watchdog(hang_seconds: float) -> Iterator[Callable[..., None]]:
+def watchdog(hang_seconds: float) -> Iterator[Heartbeat]:
     """Exits with code 43 if `hang_seconds` pass without a heartbeat, after printing the stack of every thread.
 
     Without a watchdog, a process would wait forever for a stuck host (jax#38503). If `hang_seconds` is 0, the watchdog
-    is off. Yields the heartbeat, a function to call after every step, evaluation batch and save. Its argument is the
-    time until the next heartbeat must follow (default: `hang_seconds`; math.inf: no limit).
+    is off.
     """
     deadline = time.monotonic() + hang_seconds
     is_closed = threading.Event()

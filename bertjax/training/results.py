@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from bertjax.training.evaluation import evaluate_batches
 from bertjax.training.metrics import METRICS, have_hash, json_number, read_lines
 from bertjax.training.parameters import load_params
 from bertjax.training.plots import plot_confusion
+from bertjax.training.preemption import Heartbeat
 from bertjax.training.progress import Progress
 from bertjax.training.step import TrainState
 from bertjax.training.workdir import CONFUSION, RESULTS, saved_init_fingerprint
@@ -131,7 +132,7 @@ def write_results(
     checkpoint: epath.Path,
     history: EvaluationHistory,
     progress: Progress,
-    heartbeat: Callable[..., None],
+    heartbeat: Heartbeat,
 ) -> dict[str, Any]:
     """Writes and logs the results of `checkpoint` with parameters `params`, and returns its metrics.
 

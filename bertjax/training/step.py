@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 
 from bertjax.errors import UsageError
 from bertjax.model.encoder import ENCODER
-from bertjax.tasks.objectives.losses import weighted_sum
 from bertjax.tasks.objectives.step_cost import ATTENTION_FRACTION, TOKEN_FRACTION, non_padding_sums
 from bertjax.tasks.task import Batch, MetricSums, Objective, Outputs
 from bertjax.training.freezing import merge_frozen, restack_frozen, split_frozen, trainable_shapes
@@ -93,7 +92,7 @@ def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> 
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        opt_state=optimizer.tx.init(split_frozen(params, optimizer.config)[0]),
+        opt_state=optimizer.tx.init(split_frozen(params, optimizer.config)[0]),  # in the boxes of the parameters
         sums={name: jnp.zeros(2, jnp.float32) for name in names},
         bad_step=jnp.full((), -1, jnp.int32),
     )
@@ -122,22 +121,19 @@ def make_train_step(
         reason = "because the loss of a row depends on other rows of its batch"
         raise UsageError(f"config.grad_accum_steps={grad_accum_steps} is not supported, {reason}; use 1")
     state_shapes = abstract_state(objective, optimizer, mesh)
-    modules = {*trainable_shapes(state_shapes.params, optimizer.config)}  # names of the top-level modules to train
-    if head_only and modules == {ENCODER}:
+    if head_only and trainable_shapes(state_shapes.params, optimizer.config).keys() == {ENCODER}:
         raise UsageError("config.optimizer.head_steps would train nothing: only the encoder is trainable; use 0")
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
-        # `state.params` has all layers in one stack. `split_frozen` moves frozen layers to a second stack, in a tree of
-        # frozen parameters. `merge_frozen` joins the trees for the model, whose backward pass stops above the frozen
-        # layers. `restack_frozen` makes one stack again.
+        # The model gets frozen layers as a second stack, above which the backward pass stops.
         trainable, frozen = split_frozen(state.params, optimizer.config)
         denominators = objective.denominators(batch)
         # In head steps, the encoder stays in `trainable`, because the optimizer state has its arrays. Its gradient is
         # 0, and its update, which weight decay may change, is dropped.
-        keeps_encoder = head_only and ENCODER in trainable
+        is_encoder_fixed = head_only and ENCODER in trainable
 
         def loss_fn(trained: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
-            if keeps_encoder:
+            if is_encoder_fixed:
                 trained = {**trained, ENCODER: jax.lax.stop_gradient(trained[ENCODER])}
             sums, _ = objective.compute(merge_frozen(trained, frozen), micro_batch, dropout_key)
             losses = (factor * sums[name][0] / denominators[name] for name, factor in objective.loss_weights.items())
@@ -151,12 +147,12 @@ def make_train_step(
         updates, opt_state = optimizer.tx.update(grads, state.opt_state, trainable)
         rate: Any = schedule(state.step)  # `tx` does not scale updates by the rate, and does not negate them.
         new_trainable: Any = optax.tree.add_scale(trainable, -rate, updates)  # trainable - rate * updates
-        if keeps_encoder:
+        if is_encoder_fixed:
             new_trainable = {**new_trainable, ENCODER: trainable[ENCODER]}
 
         grad_norm = optax.tree.norm(grads)  # before clipping
         is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        sums = {**sums, "grad_norm": weighted_sum(grad_norm, jnp.ones(())), **non_padding_sums(batch)}
+        sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones(())]), **non_padding_sums(batch)}
         return state.replace(
             step=state.step + 1,
             params=restack_frozen(merge_frozen(new_trainable, frozen)),

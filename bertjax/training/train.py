@@ -24,7 +24,7 @@ from bertjax.training.multihost import raise_on_all_hosts
 from bertjax.training.new_pieces import NewPieces
 from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
 from bertjax.training.parameters import load_params
-from bertjax.training.preemption import stop_requests, watchdog
+from bertjax.training.preemption import Heartbeat, stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
 from bertjax.training.results import EvaluationHistory, load_best, read_log, write_results
@@ -72,9 +72,8 @@ def train(
       the metrics of the last step, if it was evaluated.
 
     Raises:
-      UsageError: the workdir belongs to another config or other data, the mesh does not fit the batch, or the
-        evaluation data has no labels or no text.
-      BertjaxError: the workdir is unusable, all checkpoints are damaged, or the loss diverges or is not finite.
+      UsageError: config, data, mesh, workdir and `init_from` do not fit together.
+      BertjaxError: the workdir, all checkpoints or the data are damaged, or the loss diverges or is not finite.
     """
     config = task.config
     # Raise most errors here, before the workdir is created.
@@ -87,18 +86,17 @@ def train(
     if task.eval_every:
         check_batch_sizes((task.eval_batch_size,), mesh)
     optimizer = make_optimizer(config.optimizer)
-    # The schedule is an argument of the train step, not a part of the optimizer; see `make_train_step`.
     schedule = make_schedule(config.optimizer, task.warmup_steps, task.phase_schedule)
     head_steps = config.optimizer.head_steps  # first steps, which train only the parameters outside the encoder
 
     def train_step_at(step: int) -> Callable[..., TrainState]:
         # `make_train_step` is cached. It builds a new function only for other RoPE thetas, and after the head steps.
-        objective = task.objective_at(num_updates=step + 1)
+        objective = task.objective_at(step + 1)
         return make_train_step(objective, optimizer, mesh, config.grad_accum_steps, head_only=step < head_steps)
 
     train_step_at(0)  # Raises if the step cannot be built.
     state_shapes = abstract_state(task.objective, optimizer, mesh)
-    if keep_optimizer and (task.output_params or head_steps):  # Only pre-training tasks have no `output_params`.
+    if keep_optimizer and (task.output_params or head_steps):  # Fine-tuning tasks have `output_params`.
         raise UsageError("--keep_optimizer needs a pre-training config without head_steps; omit --keep_optimizer")
     new_pieces = None
     if init_from:
@@ -113,11 +111,10 @@ def train(
         workdir, checkpoints, check_still_owner = opened
         stop_requested = stack.enter_context(stop_requests())
         heartbeat = stack.enter_context(watchdog(config.hang_seconds))
-        # `restore_latest` calls this function only if a checkpoint lacks fields or metrics of this run.
         init = partial(make_init_state(task.objective, optimizer, mesh), random_key(config.seed, "init"))
-        state = checkpoints.restore_latest(state_shapes, init)
+        state = checkpoints.restore_latest(state_shapes, init)  # `init` fills fields that a checkpoint lacks.
         if state is not None:
-            _log_resume(task, workdir, int(state.step), init_from)
+            _check_resume(task, workdir, int(state.step), init_from)
         elif init_from is None:
             state = init()
             logger.info("starting at step 0 with random parameters, because --init_from is not set")
@@ -130,15 +127,14 @@ def train(
         history = EvaluationHistory(task.best_metric, config.patience, evaluations)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, logged, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
-        # The schedule is a pytree of numbers, which the step takes as an argument. `jit` replicates it on all devices.
-        # `device_put` would first run a collective to compare the values on all hosts.
+        # Replicate with `jit`, because `device_put` would first compare the values on all hosts.
         dropout_key, device_schedule = jax.jit(
             lambda: (random_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, schedule)),
             out_shardings=replicated(mesh),
         )()
 
-        # A checkpoint stores its score, so tasks with a score (`best_metric`) evaluate before they save. Others, as in
-        # pre-training, save first, because a preempted host may not have enough time left to evaluate.
+        # With a score, evaluate before saving, because the checkpoint stores it. Otherwise, as in pre-training, save
+        # first, because a preempted host may lack the time to evaluate; the resumed run then evaluates.
         has_score = task.best_metric is not None
 
         def save(state: TrainState, step: int) -> None:
@@ -154,24 +150,24 @@ def train(
             nonlocal history
             if not task.eval_every or history.metrics_at(step):
                 return
-            if step == task.total_steps or (step % task.eval_every == 0 and (step > 0 or task.eval_first)):
+            is_due = step % task.eval_every == 0 if step else task.eval_first
+            if is_due or step == task.total_steps:
                 history = history.add(step, _evaluate(task, mesh, state, step, progress, heartbeat))
 
-        # Without a score, the run may have stopped after saving this step, but before evaluating it. With a score, a
-        # saved step is not evaluated later, because its checkpoint cannot get a score any more.
-        if step == 0 or not has_score:
+        def is_done(step: int) -> bool:
+            return step >= task.total_steps or history.is_out_of_patience()
+
+        if step == 0 or not has_score:  # With a score, the checkpoint of a resumed run can no longer get one.
             evaluate_if_due(state, step)
 
         # A run that was killed between early stopping and writing `results.json` must not train further.
-        done = step >= task.total_steps or history.is_out_of_patience()
-        stopped = False
+        done, stopped = is_done(step), False
         batches = task.train_batches(step, data_shard(mesh))
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
             if head_steps and step == head_steps and config.optimizer.name != "bert_adam":
-                # The next update is the first of the encoder. All parameters share the count of updates that bias
-                # correction needs, so start the optimizer again, also after a resume at this step. BERT's Adam has no
-                # bias correction.
+                # Before the first update of the encoder, start the optimizer again, because its bias correction counts
+                # the updates of all parameters together. BERT's Adam has no bias correction.
                 state = state.replace(opt_state=make_init_opt_state(task.objective, optimizer, mesh)(state.params))
             with profiler.step(step):
                 state = train_step_at(step)(state, batch, dropout_key, device_schedule)
@@ -181,7 +177,7 @@ def train(
             heartbeat()
             if has_score:
                 evaluate_if_due(state, step)
-            done = step == task.total_steps or history.is_out_of_patience()
+            done = is_done(step)
             # `stop_requested` takes the step, so that all hosts stop after the same step.
             stopped = not done and stop_requested(step)
             # Log and reset the metric sums before saving. Otherwise, a resumed run would log them again.
@@ -193,13 +189,14 @@ def train(
                 evaluate_if_due(state, step)
 
         checkpoints.wait()
-        heartbeat()
         if stopped:
             logger.info(f"stopped by a signal; saved step {step:,}; run the same command to resume")
             return {"step": step, "stopped": True, **history.metrics_at(step)}
-        _check_data_files(task, heartbeat)
+        heartbeat(math.inf)  # After a resume at the last step, verifying the data may take hours.
+        _check_data_files(task, wait=True)
+        heartbeat()
         checkpoint, params = load_best(workdir, checkpoints, state)  # This moves damaged checkpoints aside.
-        if (score := history.score_at(int(checkpoint.name))) != history.best_score:  # Without scores, both are None.
+        if (score := history.score_at(int(checkpoint.name))) != history.best_score:  # None without scores
             missing = "the checkpoint with the best score is missing"
             logger.warning(f"{missing}, so results are from {checkpoint} (score {score})")
         progress.plot_curves()
@@ -208,7 +205,7 @@ def train(
         return {"step": step, "stopped": False, "checkpoint": str(checkpoint), **values}
 
 
-def _log_resume(task: Task, workdir: epath.Path, step: int, init_from: epath.Path | None) -> None:
+def _check_resume(task: Task, workdir: epath.Path, step: int, init_from: epath.Path | None) -> None:
     """Logs that a run is resumed. Raises if its cached features would differ from those before."""
     note = ""
     if init_from:
@@ -224,7 +221,7 @@ def _log_resume(task: Task, workdir: epath.Path, step: int, init_from: epath.Pat
 def _init_from(
     checkpoint: epath.Path, state: TrainState, task: Task, new_pieces: NewPieces | None, shapes: TrainState | None
 ) -> TrainState:
-    """Returns `state` with the parameters of a checkpoint and, with `shapes` of the state, its optimizer state."""
+    """Returns `state` with the parameters of a checkpoint and, if its `shapes` are set, also the optimizer state."""
     outputs = reusable_outputs(task, checkpoint)
     state = state.with_initial_params(load_params(checkpoint, state.params, task.output_params, outputs, new_pieces))
     if shapes is not None:
@@ -244,8 +241,8 @@ def _log_and_reset(task: Task, state: TrainState, step: int, progress: Progress)
     _check_steps_finite(state)
     _check_data_files(task)
     values = metric_means(state.sums, task.objective.loss_weights)
-    progress.log_step(step, values)  # The first call with a loss sets `first_loss`.
-    first_loss = progress.first_loss
+    progress.log_step(step, values)
+    first_loss = progress.first_loss  # inf until a loss was logged
     loss = values.get("loss", 0.0)  # There is no loss if all weights since the last logged step are 0.
     if loss > task.config.divergence_factor * max(first_loss, _MIN_FIRST_LOSS):
         raise DivergenceError(f"the loss diverged at step {step:,}: {loss:.4g} (first logged loss: {first_loss:.4g})")
@@ -253,7 +250,7 @@ def _log_and_reset(task: Task, state: TrainState, step: int, progress: Progress)
 
 
 def _evaluate(
-    task: Task, mesh: Mesh, state: TrainState, step: int, progress: Progress, heartbeat: Callable[[], None]
+    task: Task, mesh: Mesh, state: TrainState, step: int, progress: Progress, heartbeat: Heartbeat
 ) -> dict[str, float]:
     _check_steps_finite(state)  # This waits for the dispatched steps, so evaluation time includes no training time.
     with progress.paused():
@@ -273,15 +270,10 @@ def _check_steps_finite(state: TrainState) -> None:
         raise DivergenceError(f"the loss or gradient of step {bad_step:,} is not finite")
 
 
-def _check_data_files(task: Task, heartbeat: Callable[..., None] | None = None) -> None:
-    """Raises on all hosts if any host has found damaged data. With `heartbeat`, verifies all data first."""
+def _check_data_files(task: Task, wait: bool = False) -> None:
+    """Raises on all hosts if any host has found damaged data. With `wait`, verifies all data first."""
     with raise_on_all_hosts():
         try:
-            if heartbeat:
-                # Suspend the watchdog: after a resume at the last step, this may read the whole corpus, for hours.
-                heartbeat(math.inf)
-            task.check_data_files(wait=heartbeat is not None)
+            task.check_data_files(wait)
         except BertjaxError as error:
             raise BertjaxError(f"{error}; checkpoints may be affected, so train in a new --workdir") from error
-    if heartbeat:
-        heartbeat()  # after the slowest host

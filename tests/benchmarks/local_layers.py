@@ -29,7 +29,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="steps of each kind, in turns (default: 5)")
     rounds = parser.parse_args().rounds
-    Architecture.is_local_layer = property(lambda self: (True,) * self.num_hidden_layers)
+    Architecture.local_layers = property(lambda self: (True,) * self.num_hidden_layers)
     model = dict(MODERNBERT.values) | {"vocab_size": _VOCAB_SIZE, "num_hidden_layers": 3, "intermediate_size": 1152}
     for dtype in ("float32", "bfloat16"):
         config = ModelConfig(**{**model, "max_position_embeddings": _TOKENS}, dtype=dtype)

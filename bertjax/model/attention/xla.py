@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.model.dropout import NO_DROPOUT, Dropout, dropout
+from bertjax.model.dropout import NO_DROPOUT, AttentionDropout, dropout
 from bertjax.model.matmul import einsum
 from bertjax.model.partitioning import shard_over_mesh
 
@@ -46,7 +46,9 @@ def attention_mask(direction: str, query_ids: jax.Array, key_ids: jax.Array, win
     return mask & (query >= key if direction == "left" else query <= key)
 
 
-def xla_attention(query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: Dropout) -> jax.Array:
+def xla_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: AttentionDropout
+) -> jax.Array:
     """Computes softmax(Q K^T / sqrt(head size)) V with the softmax in float32. Implements `Attention`."""
     query = query * query.shape[-1] ** -0.5
     has_dropout = drop.rate > 0 and drop.key is not None
@@ -61,7 +63,7 @@ def xla_attention(query: jax.Array, key: jax.Array, value: jax.Array, mask: Atte
     return _attend((query, key, value), allowed, drop)
 
 
-def _attend(states: Sequence[jax.Array], allowed: jax.Array, drop: Dropout = NO_DROPOUT) -> jax.Array:
+def _attend(states: Sequence[jax.Array], allowed: jax.Array, drop: AttentionDropout = NO_DROPOUT) -> jax.Array:
     """Computes attention of scaled queries [B, L, H, K] to keys and values [B, M, H, K] with a mask [B, L, M]."""
     query, key, value = states
     logits = einsum("BLHK,BMHK->BHLM", query, key).astype(jnp.float32)
@@ -114,7 +116,7 @@ def _attend_in_blocks(query: jax.Array, key: jax.Array, value: jax.Array, mask: 
 
 
 def cudnn_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: Dropout
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: AttentionDropout
 ) -> jax.Array:
     """Computes the same attention as `xla_attention`. Implements `Attention`.
 

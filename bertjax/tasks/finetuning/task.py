@@ -22,7 +22,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.model.flops import attention_flops_per_token, flops_per_token
 from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import SPLITS, FinetuningConfig
-from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER, OutputLayer
+from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
 from bertjax.tasks.objectives.classification import UNWEIGHTED, ClassWeighting, make_class_weighting
 from bertjax.tasks.objectives.step_cost import StepCost
 from bertjax.tasks.records import PredictionRecords
@@ -178,10 +178,6 @@ class FinetuningTask(Task):
             evaluated = self.read_source(self.split)
         if evaluated is not None:
             self.eval_examples = self.encode(evaluated, self.read_stats[-1], training=False)
-
-    def output_layer(self) -> OutputLayer | None:
-        """Returns a description of the output layer, or None if inference and conversion do not support the task."""
-        return None
 
     def score(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:
         """Computes metrics from the outputs of all evaluation batches. Returns {} if no example has a label."""

@@ -24,8 +24,8 @@ from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
 class MaskedLm(PretrainingObjective):
     """Masked LM and next-sentence prediction. The loss is the sum of their mean losses (section A.2 of the paper)."""
 
-    # Prefixes of metric names, for predicted tokens and for sentence pairs. A subclass that changes one must also
-    # define `metrics`.
+    # Prefixes of metric names, for predicted tokens and for sentence pairs. A subclass that changes one must repeat
+    # `metrics`, which is built from them. Without pairs, the metrics of pairs have weight 0 and are not logged.
     token_prefix: ClassVar[str] = "mlm"
     pair_prefix: ClassVar[str] = "nsp"
     metrics = (
@@ -57,7 +57,7 @@ class MaskedLm(PretrainingObjective):
         return metrics
 
     def compute(self, params: dict, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
-        # Without a next-sentence head, `pair_logits` are 0, and all labels are -1.
+        # A model with fewer than two segments has no next-sentence head: `pair_logits` are 0, and all labels are -1.
         masked_lm_logits, pair_logits = self.apply(params, batch, dropout_key)
         return self.metric_sums(batch, masked_lm_logits, pair_logits), {}
 
@@ -79,7 +79,7 @@ class MaskedLm(PretrainingObjective):
 class MaskedLmWithSentenceOrder(MaskedLm):
     """Masked LM and sentence-order prediction (arXiv 1909.11942, section 3.1). It uses the next-sentence head.
 
-    The label is 1 if the segments of a pair are in reverse order, or if the second one is random (`SENTENCE_ORDER`).
+    The label is 1 if the segments of a pair are in reverse order, or if the second one is random (`document_pairs`).
     """
 
     pair_prefix = "sop"
@@ -94,7 +94,7 @@ class MaskedLmWithSentenceOrder(MaskedLm):
 class MaskedLmOnPairs(MaskedLm):
     """Masked LM without next-sentence prediction, on rows of sentence pairs (No NSP in Table 5 of the paper)."""
 
-    unexported_modules = ("next_sentence",)
+    unexported_modules = ("next_sentence",)  # untrained
 
     def postprocess_batches(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
         """Sets next-sentence labels to -1, which the loss ignores."""
@@ -107,4 +107,4 @@ class MaskedLmOnText(MaskedLm):
     """Masked LM on rows of contiguous text or, with packing, of documents. Rows have no next-sentence labels (-1)."""
 
     pairing = ""
-    unexported_modules = ("next_sentence",)
+    unexported_modules = ("next_sentence",)  # untrained

@@ -19,20 +19,19 @@ from bertjax.tasks.task import NumpyBatch, Objective
 class PretrainingObjective(Objective):
     """Rows, loss, metrics and cost of pre-training with one objective.
 
-    `OBJECTIVES` in `tasks/pretraining/config.py` maps names to subclasses, and `PretrainingTask` calls their methods.
-    Subclasses define `metrics`, `model_class`, `denominators` and `compute`. A head whose outputs have another meaning
-    needs another parameter name, so that it is not loaded from a checkpoint of another objective.
+    `OBJECTIVES` in `tasks/pretraining/config.py` maps names to subclasses. They define `metrics`, `model_class`,
+    `denominators` and `compute`. A head whose outputs have a different meaning needs a different parameter name,
+    because `--init_from` loads parameters by name.
     """
 
     packing: bool = False  # whether several sentence pairs or documents share a training row
 
     model_class: ClassVar[type[nn.Module]]  # class of `model`, a Flax module
     has_masks: ClassVar[bool] = True  # whether tokens are masked
-    # Kind of sentence pairs, which need two segments (default: "", no pairs). Rows without pairs are documents with
-    # packing, else running text.
+    # Kind of sentence pairs, which need a model with two segments (default: "", no pairs; see `RowFormat`).
     pairing: ClassVar[str] = ""
-    # Fields of `PretrainingData` that this objective uses, such as `generator_size`. The config rejects them for
-    # objectives that do not list them (default: ()).
+    # Fields of `PretrainingData`, such as `generator_size`, that the config accepts only for objectives which list them
+    # (default: ()). Masking options and `packing` are accepted with `has_masks`.
     options: ClassVar[tuple[str, ...]] = ()
     # Top-level modules of `model` that exports omit, because they are not trained, or are used only in training
     # (default: ()).
@@ -40,7 +39,7 @@ class PretrainingObjective(Objective):
 
     @classmethod
     def for_model(cls, config: ModelConfig, data: Any = None) -> Self:
-        """Builds the objective for a model config and the run's `PretrainingData` (None: defaults).
+        """Builds the objective for a model config and the run's `PretrainingData` (default: None, its defaults).
 
         A subclass with `options` overrides this method to pass them on.
         """
@@ -61,7 +60,7 @@ class PretrainingObjective(Objective):
         return batches
 
     def axis_sizes(self, phase: Phase) -> dict[str, int]:
-        """Returns the size of each axis of a phase's batches, see `Task.axis_sizes`."""
+        """Returns the sizes of a phase's batches, see `Task.axis_sizes`."""
         config = self.model.config
         return {
             "rows": phase.batch_size,
@@ -78,10 +77,10 @@ class PretrainingObjective(Objective):
         return {}
 
     def flops_per_token(self, phase: Phase) -> float:
-        """Returns the FLOPs per token of a training step (default: for a head with vocabulary logits).
+        """Returns the FLOPs per position of a training step (default: for a head with vocabulary logits).
 
         For a head without vocabulary logits, return `bertjax.model.flops.flops_per_token(config, seq_len)` plus
-        `TRAINING_FACTOR` times the head's forward FLOPs per token.
+        `TRAINING_FACTOR` times the head's forward FLOPs per position.
         """
         return flops.flops_per_token(self.model.config, phase.seq_len, phase.row_predictions)
 
@@ -89,6 +88,5 @@ class PretrainingObjective(Objective):
         """Returns the number of rows, positions and FLOPs of `steps` steps of a phase."""
         rows = steps * phase.batch_size
         positions = rows * phase.seq_len
-        attention_flops = flops.attention_flops_per_token(self.model.config, phase.seq_len)
-        total_flops = positions * self.flops_per_token(phase)
-        return StepCost(rows, positions, flops=total_flops, attention_flops=positions * attention_flops)
+        attention_flops = positions * flops.attention_flops_per_token(self.model.config, phase.seq_len)
+        return StepCost(rows, positions, positions * self.flops_per_token(phase), attention_flops)

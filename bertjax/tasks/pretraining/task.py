@@ -86,9 +86,9 @@ class PretrainingTask(Task):
     def phase_schedule(self) -> tuple[tuple[int, float], ...]:
         return tuple((phase.stop_step, phase.learning_rate) for phase in self.phases)
 
-    def objective_at(self, num_updates: int) -> PretrainingObjective:
-        # `stop_step` is the number of updates after the last step of a phase.
-        return self._objectives[sum(num_updates > phase.stop_step for phase in self.phases[:-1])]
+    def objective_at(self, update: int) -> PretrainingObjective:
+        # `stop_step` is the last update of a phase.
+        return self._objectives[sum(update > phase.stop_step for phase in self.phases[:-1])]
 
     @functools.cached_property
     def corpus(self) -> Corpus:
