@@ -177,7 +177,6 @@ def test_encode_rejects_a_module_that_it_does_not_follow(module, message, pretra
         ("tokenizer_config.json", {"padding_side": "left"}, "pads on the left"),
         ("config_sentence_transformers.json", {"default_prompt_name": "title"}, "has the default_prompt_name"),
         ("config_sentence_transformers.json", {"prompts": {"query": 3}}, "has the prompt 3"),
-        ("config_sentence_transformers.json", {"truncate_dim": 0}, "has truncate_dim=0"),
         ("modules.json", None, "modules.json starts with the module Pooling; bertjax supports only Transformer"),
         ("2_Dense/model.safetensors", np.ones((8, 16), np.int8), "KeyError: 'I8'"),
     ],

@@ -77,11 +77,11 @@ def examine() -> dict[str, Any]:
     free_bytes = {name: _free_bytes(path) for name, path in folders.items()}
     report: dict[str, Any] = {
         "versions": {
-            "bertjax": _version("bertjax") + _commit(),
+            "bertjax": installed_version("bertjax") + _commit(),
             "python": f"{platform.python_version()} on {platform.platform()}",
-            **{name: version for name in _PACKAGES if (version := _version(name))},
+            **{name: version for name in _PACKAGES if (version := installed_version(name))},
         },
-        "extras": {name: _version(package) or _MISSING for name, package in _EXTRAS.items()},
+        "extras": {name: installed_version(package) or _MISSING for name, package in _EXTRAS.items()},
         "devices": _devices(),
         "machine": {
             "cpu": f"{available_cores()} cores, {_cpu()}{', bfloat16 units' if has_bfloat16_units() else ''}",
@@ -94,7 +94,8 @@ def examine() -> dict[str, Any]:
     return {**report, "advice": [*problems, *_advice(report, min(free_bytes.values()))]}
 
 
-def _version(package: str) -> str:
+def installed_version(package: str) -> str:
+    """Returns the version of an installed package ("": it is not installed)."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -172,10 +173,6 @@ def _advice(report: dict[str, Any], free_bytes: int) -> list[str]:
     checks = (
         ("error" in devices, devices.get("error")),
         (is_cpu, f"no accelerator: {possible}; for a GPU, run {_INSTALL} '.[cuda]', for a TPU '.[tpu]'"),
-        (
-            is_cpu and "no AVX2" in report["machine"]["cpu"],
-            "the processor has no AVX2: everything is several times slower than in RESULTS.md",
-        ),
         (report["extras"]["tpu"] == _MISSING, f"`bertjax plan` needs the TPU compiler: {_INSTALL} '.[tpu]'"),
         (_COMPILE_CACHE not in os.environ, f"compiled steps are not cached on disk; set {_COMPILE_CACHE} to a folder"),
         (free_bytes < _MIN_FREE_BYTES, f"{little_disk}; checkpoints of BASE take 1.3 GB each"),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from bertjax.cli import bench, convert, doctor, features, inspect, predict, prepare, reproduce, train
-from bertjax.cli.parser import Parser, Version
+from bertjax.cli.parser import Parser
 from bertjax.errors import INTERRUPTED, BertjaxError, UsageError, first_line, shortened
 from bertjax.utils.devices import skip_missing_tpu, use_huge_pages
 from bertjax.utils.terminal import configure_logging, exit_at_once, show
@@ -76,7 +76,8 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="`bertjax COMMAND --help` shows the options of a command and an example.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
+    version = f"bertjax {doctor.installed_version('bertjax')}"
+    parser.add_argument("--version", action="version", version=version, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     groups = {"": commands}
     for name, command in COMMANDS.items():

@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
@@ -32,16 +31,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises the message as a `UsageError`."""
         raise UsageError(f"{message}; see `{self.prog} --help`")
-
-
-class Version(argparse.Action):
-    """Action that prints the version of the installed package."""
-
-    def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        import importlib.metadata  # slow: the import takes as long as the rest of `bertjax --help`
-
-        print(f"bertjax {importlib.metadata.version('bertjax')}")
-        sys.exit()
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

@@ -130,18 +130,7 @@ def describe_fields(config: Any) -> str:
 def with_defaults(config_class: type, values: dict[str, Any]) -> dict[str, Any]:
     """Returns a saved config (nested dictionaries) with defaults for fields that later versions have added."""
     defaults = flatten_dict(dataclasses.asdict(config_class()), keep_empty_nodes=True)
-    return unflatten_dict(defaults | flatten_dict(replace_long_phase(values), keep_empty_nodes=True))
-
-
-def replace_long_phase(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns a saved config with `phases` instead of the section `long_phase` of earlier versions."""
-    if not (long := values.get("long_phase")):
-        return values
-    second = {name: long[name] for name in ("share", "seq_len", "max_predictions") if long[name]}
-    if not long["keep_tokens_per_batch"]:
-        second["batch_size"] = values["data"]["batch_size"]
-    values = {name: value for name, value in values.items() if name != "long_phase"}
-    return {**values, "phases": [{"share": 1 - long["share"]}, second] if long["share"] else []}
+    return unflatten_dict(defaults | flatten_dict(values, keep_empty_nodes=True))
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from bertjax.config.fields import parse_value, replace_long_phase
+from bertjax.config.fields import parse_value
 from bertjax.errors import UsageError, first_line
 from bertjax.utils.io import read_json_object
 
@@ -84,7 +84,7 @@ def load_saved_config(file: os.PathLike) -> ConfigDict:
     except (OSError, ValueError) as error:
         fix = "use the config.json of a workdir"
         raise UsageError(f"cannot read the config {file}: {first_line(error)}; {fix}") from error
-    return ConfigDict(_with_tuples(replace_long_phase(values)))
+    return ConfigDict(_with_tuples(values))
 
 
 def _with_tuples(value: Any) -> Any:

@@ -8,7 +8,7 @@ from bertjax.config.mesh import ClusterConfig, MeshConfig
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.errors import UsageError, listed
 from bertjax.model.attention.dispatch import check_attention
-from bertjax.model.config import AUTO, AUTO_LONG_RUN, LONG_RUN_STEPS, ModelConfig
+from bertjax.model.config import AUTO, LONG_RUN_STEPS, ModelConfig
 from bertjax.utils.io import AnyPath
 from bertjax.utils.sections import Section, bounded
 
@@ -111,7 +111,7 @@ class RunConfig(Section):
             # This multiple is the row count of a published token table, which is too small for the added pieces.
             model = dataclasses.replace(model, pad_vocab_to_multiple_of=default)
         if model.scan_layers == AUTO and self.steps >= LONG_RUN_STEPS:
-            return dataclasses.replace(model, scan_layers=AUTO_LONG_RUN)
+            return dataclasses.replace(model, scan_layers="false")
         return model
 
     def with_checkpoint(self, workdir: AnyPath) -> "RunConfig":
@@ -130,12 +130,3 @@ class RunConfig(Section):
                 f"config.model.max_position_embeddings={model.max_position_embeddings}; reduce seq_len"
             )
         check_attention(model, seq_len, is_packed)
-
-    def check_batch(self, batch_size: int, seq_len: int) -> None:
-        """Raises a UsageError if a batch has too many tokens or is not divisible into micro-batches."""
-        if batch_size * seq_len > _MAX_TOKENS:
-            raise UsageError(f"too many tokens per batch: {batch_size * seq_len:,}; use at most {_MAX_TOKENS:,}")
-        if batch_size % self.grad_accum_steps:
-            raise UsageError(
-                f"batch_size={batch_size} is not divisible by grad_accum_steps={self.grad_accum_steps}; change one"
-            )

@@ -19,8 +19,7 @@ LAYER_NORM, RMS_NORM = NORMS = ("layer_norm", "rms_norm")
 ABSOLUTE, ROTARY, ROTARY_PAIRS = POSITIONS = ("absolute", "rotary", "rotary_pairs")
 # RoPE fields, which training phases may change.
 ROPE_THETAS = ("global_rope_theta", "local_rope_theta")
-# `scan_layers` value that replaces `auto` in runs of at least LONG_RUN_STEPS steps. It unrolls on all platforms.
-AUTO_LONG_RUN = "auto_long_run"
+# Number of steps of a run from which `scan_layers=auto` unrolls on all platforms.
 LONG_RUN_STEPS = 10_000
 REMAT_POLICIES = ("none", "attention", "elementwise", "projections", "full")
 # Maximum dropout rate. `dropout` rounds rates to multiples of 2^-16, and would round rates close to 1 to 1.
@@ -245,8 +244,8 @@ class ModelConfig(Architecture):
         LayerNorm statistics and losses are always float32.
       scan_layers: whether to scan over the layers. `true` compiles one layer, and `false` unrolls all layers. `auto`
         unrolls on CPU and GPU, where unrolled layers are faster. On TPU, it unrolls in runs of at least 10,000
-        steps, where less memory traffic outweighs longer compilation. In shorter runs, it scans. `auto_long_run`
-        unrolls on all platforms. All values use the same parameters.
+        steps, where less memory traffic outweighs longer compilation. In shorter runs, it scans. All values use
+        the same parameters.
       remat: recomputation in the backward pass, to save memory. `none` recomputes only cheap elementwise operations.
         `attention` also recomputes attention scores. `elementwise` recomputes everything except large matrix products.
         `projections` also recomputes the queries, keys and values. `full` recomputes whole layers.
@@ -264,7 +263,7 @@ class ModelConfig(Architecture):
     """
 
     dtype: str = bounded(AUTO, choices=(AUTO, "float32", "bfloat16"))
-    scan_layers: str = bounded(AUTO, choices=(AUTO, AUTO_LONG_RUN, "true", "false"))
+    scan_layers: str = bounded(AUTO, choices=(AUTO, "true", "false"))
     remat: str = bounded("none", choices=REMAT_POLICIES)
     attention: str = AUTO
     hidden_dropout_prob: float = bounded(0.1, at_least=0, at_most=_MAX_DROPOUT)
@@ -285,8 +284,8 @@ class ModelConfig(Architecture):
         dtype, scan_layers = self.dtype, self.scan_layers
         if dtype == AUTO:
             dtype = "float32" if platform == "cpu" and not has_bfloat16_units() else "bfloat16"
-        if scan_layers in (AUTO, AUTO_LONG_RUN):
-            scan_layers = "true" if platform == "tpu" and scan_layers == AUTO else "false"
+        if scan_layers == AUTO:
+            scan_layers = "true" if platform == "tpu" else "false"
         return dataclasses.replace(self, dtype=dtype, scan_layers=scan_layers)
 
 

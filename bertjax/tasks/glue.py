@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from bertjax.data.finetuning.dataset_rows import TFDS_PREFIX, read_tfds
-from bertjax.data.finetuning.examples import Examples, known_labels
+from bertjax.data.finetuning.examples import known_labels
 from bertjax.data.finetuning.labeled_text import Target
 from bertjax.data.finetuning.tables import ReadStats, Row, read_table
 from bertjax.errors import UsageError
@@ -177,15 +177,6 @@ class GlueTask(RowsTask):
         # The folder of the diagnostic set is called AX in some archives, and diagnostic in others.
         names = (DIAGNOSTIC, "AX") if split == DIAGNOSTIC else (self._spec.folder,)
         return [folder / name / f"{split}.tsv" for name in (*names, "")]
-
-    def read_set(self, split: str) -> Examples:
-        examples, (low, high) = super().read_set(split), SCORE_RANGE
-        if not self.labels:
-            scores = examples.rows["labels"]
-            for index in np.flatnonzero((scores < low) | (scores > high)):
-                problem = f"with a score outside {low:g} to {high:g}"
-                self.read_stats[-1].count_irregular(problem, examples.lines[index])
-        return examples
 
     def extra_metrics(self) -> list[Metric]:
         names = [f"{name}{suffix}" for suffix in self.sets for name in _LOSSES] if self._has_several_sets() else []

@@ -105,7 +105,7 @@ def test_error_for_an_invalid_value_names_the_field(field, value, message):
     assert str(error.value).startswith(message)
 
 
-@pytest.mark.parametrize(("steps", "expected"), [(9_999, "auto"), (10_000, "auto_long_run")])
+@pytest.mark.parametrize(("steps", "expected"), [(9_999, "auto"), (10_000, "false")])
 def test_auto_scan_layers_has_another_value_in_long_runs(steps, expected):
     config = dataclasses.replace(fill_unset_fields(parse_config(pretraining_config("tiny"))), steps=steps)
     assert config.model_config(100).scan_layers == expected

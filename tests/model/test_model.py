@@ -257,7 +257,6 @@ def test_bfloat16_model_has_float32_parameters_and_bfloat16_matrix_products(para
     [
         ("cpu", "float32", "auto", "false"),
         ("tpu", "bfloat16", "auto", "true"),
-        ("tpu", "bfloat16", "auto_long_run", "false"),
         ("gpu", "bfloat16", "auto", "false"),
     ],
 )

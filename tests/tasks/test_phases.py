@@ -6,8 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from command_runs import evaluate, load_task, read_metrics, refused, train, train_command
-from commanding import printed
+from command_runs import evaluate, load_task, read_metrics, train, train_command
 from small_run import with_signal
 
 from bertjax.cli.main import main
@@ -120,24 +119,6 @@ def test_adaptation_changes_seq_len_and_rope_theta_and_resumes_without_init_from
     for step, theta in ((3, 160_000.0), (4, 1e6)):
         checkpoint = tmp_path / "run" / "checkpoints" / str(step)
         assert read_metadata(checkpoint).architecture["global_rope_theta"] == theta
-
-
-def test_workdirs_with_a_long_phase_load_and_resume(corpus, tmp_path, capfd):
-    phases = ({"share": 0.5}, {"share": 0.5, "seq_len": 32})
-    fields = {"steps": 4, "phases": phases, "data__seq_len": 16, "data__eval_rows": 8, "checkpoint_every": 2}
-    train(experiment(corpus), tmp_path / "run", None, **fields)
-    file = tmp_path / "run" / "config.json"
-    config = json.loads(file.read_text())
-    del config["phases"]
-    config["long_phase"] = {"share": 0.5, "seq_len": 32, "max_predictions": 0, "keep_tokens_per_batch": True}
-    file.write_text(json.dumps(config))
-    assert evaluate(capfd, tmp_path / "run")["mlm_loss"] > 0
-    assert "steps 2 to 4: 4 rows of 32" in printed(capfd, "describe", f"--checkpoint={tmp_path / 'run'}")
-    main(train_command(experiment(corpus), tmp_path / "run", None, **fields))
-    config["long_phase"] = {"share": 0.0, "seq_len": 512, "max_predictions": 0, "keep_tokens_per_batch": True}
-    file.write_text(json.dumps(config))
-    error = refused(capfd, *train_command(experiment(corpus), tmp_path / "run", None, **fields))
-    assert "phases: [] -> [{'share': 0.5}" in error
 
 
 def test_phases_of_a_batch_size_ramp_cover_all_steps(corpus):

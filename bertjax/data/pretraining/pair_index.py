@@ -138,8 +138,7 @@ def open_pair_index(
         "seed": seed,
         "passes": dupe_factor,
         "pairs_per_row": pairs_per_row,
-        # Omit `pairing` for next-sentence pairs, because existing index files do not have it.
-        **({} if pairing == NEXT_SENTENCE else {"pairing": pairing}),
+        "pairing": pairing,
     }
     for path in _index_paths(corpus, settings):
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -194,7 +193,7 @@ def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
     ends: list[int] = []
     runs: list[list[int]] = []
     rows, seq_len, pairs_per_row = 0, settings["seq_len"], settings["pairs_per_row"]
-    special_tokens = PAIR_SPECIAL_TOKENS if settings.get("pairing", NEXT_SENTENCE) else TEXT_SPECIAL_TOKENS
+    special_tokens = PAIR_SPECIAL_TOKENS if settings["pairing"] else TEXT_SPECIAL_TOKENS
     with atomic_file(path.with_suffix(".bin")) as unfinished:
         with (
             open(unfinished, "wb") as file,
@@ -234,7 +233,7 @@ def _json_sha256(value: dict[str, Any]) -> str:
 
 def _blocks(split: Split, settings: dict[str, Any], pass_index: int) -> Iterator[tuple[Iterator[np.ndarray], int]]:
     """Yields, for each block of documents in a pass, an iterator over arrays of pairs and the block's token count."""
-    seq_len, seed, pairing = settings["seq_len"], settings["seed"], settings.get("pairing", NEXT_SENTENCE)
+    seq_len, seed, pairing = settings["seq_len"], settings["seed"], settings["pairing"]
     # View as int64, because `np.searchsorted` would convert an unsigned array to float64 if the values to find are
     # signed.
     sentences, documents = np.asarray(split.sentences).view(np.int64), np.asarray(split.documents).view(np.int64)

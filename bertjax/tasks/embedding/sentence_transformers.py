@@ -159,8 +159,6 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
     if wrong := [text for text in texts.values() if not isinstance(text, str)]:
         raise UsageError(f"{folder / _PROMPTS} has the prompt {wrong[0]!r}; a prompt must be a string")
     default, truncate_dim = prompts.get("default_prompt_name") or "", prompts.get("truncate_dim")
-    if not (truncate_dim is None or (isinstance(truncate_dim, int) and truncate_dim > 0)):
-        raise UsageError(f"{folder / _PROMPTS} has truncate_dim={truncate_dim!r}; it must be a positive integer")
     if default and default not in texts:
         raise UsageError(f"{folder / _PROMPTS} has the default_prompt_name {default!r}, but no prompt with this name")
     return SentenceEmbedder(
@@ -283,8 +281,6 @@ def _max_seq_len(limits: tuple[Any, ...], folder: AnyPath, max_positions: int) -
         raise UsageError(f"the tokenizer of {folder} pads on the {side}, so a vector depends on the other texts")
     default = config.get("model_max_length", config.get("max_len")) or max_positions
     limit = next((limit for limit in limits if limit is not None), default)
-    if limit < 3:
-        raise UsageError(f"{folder} limits texts to {limit} tokens; the limit must be at least 3")
     return int(min(limit, max_positions))
 
 

@@ -126,15 +126,13 @@ class FinetuningConfig(RunConfig):
         super().__post_init__()
         if self.steps == 0 and self.epochs < 1:
             raise UsageError(f"config.epochs={self.epochs} is out of range; use at least 1, or set config.steps")
-        self.check_batch(self.data.batch_size, self.data.seq_len)
         if self.feature_head.features and ENCODER not in self.optimizer.freeze:
             raise UsageError(
                 f"config.feature_head.features needs a frozen encoder; add --config.optimizer.freeze={ENCODER}"
             )
-        if packed := self.data.examples_per_row > 1:
-            self.check_batch(self.data.batch_size // self.data.examples_per_row, self.data.seq_len)
-            if self.feature_head.is_used or self.model.encoder == LSTM:
-                raise UsageError("config.data.examples_per_row is not supported with LSTMs or a feature head; use 1")
+        packed = self.data.examples_per_row > 1
+        if packed and (self.feature_head.is_used or self.model.encoder == LSTM):
+            raise UsageError("config.data.examples_per_row is not supported with LSTMs or a feature head; use 1")
         if self.has_model:  # Otherwise, the architecture comes from `--init_from` and is unknown here.
             self.check_rows(self.data.seq_len, packed)
 

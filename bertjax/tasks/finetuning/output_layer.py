@@ -38,10 +38,7 @@ class OutputLayer:
 
     def as_json(self) -> bytes:
         """Returns the content of `output_layer.json`."""
-        fields = dataclasses.asdict(self)
-        if not self.activation:  # Keep the content of older workdirs.
-            del fields["activation"]
-        return (json.dumps(fields, ensure_ascii=False, indent=1) + "\n").encode()
+        return (json.dumps(dataclasses.asdict(self), ensure_ascii=False, indent=1) + "\n").encode()
 
 
 def read_output_layer(workdir: epath.Path) -> OutputLayer | None:

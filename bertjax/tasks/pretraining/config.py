@@ -109,7 +109,6 @@ class PretrainingConfig(RunConfig):
         super().__post_init__()
         model, objective = self.model, self.objective_class
         for phase in self.resolved_phases:
-            self.check_batch(phase.batch_size, phase.seq_len)
             if self.has_model:
                 self.check_rows(phase.seq_len, self.data.packing)
         if not objective.has_masks and any(phase.masking.rate != Masking.rate for phase in self.resolved_phases):
