@@ -43,9 +43,10 @@ def train(args: argparse.Namespace) -> None:
     distributed = join_cluster(args, config.cluster)
     # The workdir keeps the converted checkpoint, unless several processes would write it.
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
+        # Unset fields of the model come from the checkpoint, or from the run that is resumed.
         config = fill_unset_fields(config, init_from, args.workdir)
         task = build_task(config, train=True)
-        # If the task needs them, compute features of the frozen encoder, and vectors of a guide model.
+        # If the task needs them, compute features of the frozen encoder, and another embedder's vectors of the texts.
         add_cached_features(task, init_from)
         add_guide_vectors(task)
         layer = task.output_layer()
@@ -85,7 +86,8 @@ def sweep(args: argparse.Namespace) -> None:
     from bertjax.training.multihost import exit_on_host_error
 
     distributed = join_cluster(args, parse_run_config(args).cluster)
-    with exit_on_host_error(), open_init_checkpoint(args, not distributed, marker=sweeps.TRIALS) as init_from:
+    keep_converted = not distributed
+    with exit_on_host_error(), open_init_checkpoint(args, keep_converted, marker=sweeps.TRIALS) as init_from:
         # `sweep` adds cached features itself. It cannot import `inference`, so pass this function.
         result = sweeps.sweep(
             args.config, args.overrides, args.grid, args.seeds, args.workdir, init_from, prepare=add_guide_vectors

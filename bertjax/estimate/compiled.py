@@ -51,7 +51,7 @@ def lowered_step(
     state = abstract_state(task.objective, optimizer, mesh)
     batch = jax.tree.map(
         lambda rows: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=batch_sharding(mesh)),
-        synthetic_batch(task.objective.schema, task.axis_sizes(phase)),
+        synthetic_batch(task.objective.schema, task.synthetic_sizes(phase)),
     )
     key = jax.eval_shape(lambda: jax.random.key(0))
     scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(mesh))

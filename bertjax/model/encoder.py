@@ -10,7 +10,7 @@ A row contains one or several sequences. `sequence_ids` contains the index of ea
 for padding. `position_ids` counts from 0 within each sequence. For rows of one sequence, `sequence_ids` is the input
 mask.
 
-`partitioning.py` explains the axis names in `with_logical_constraint`, which shard these axes.
+`partitioning.py` explains axis names such as "embed", which shard these axes.
 """
 
 from collections.abc import Callable, Mapping
@@ -67,13 +67,13 @@ class Encoder(nn.Module):
 
     With `encoder=lstm`, concatenates the hidden states of one `LstmReader` per direction.
 
-    Parameters of all layers are stacked on a leading axis N, even if `nn.scan` is unrolled (`scan_layers=false`).
+    Parameters of all layers are stacked on a leading axis N (in train steps, frozen layers apart), even if `nn.scan` is
+    unrolled (`scan_layers=false`).
     """
 
     config: ModelConfig
-    tied_embeddings: Embeddings | None = (
-        None  # for ELECTRA's generator: the encoder's embeddings, whose tables it shares
-    )
+    # For ELECTRA's generator: the encoder's embeddings, whose tables it shares.
+    tied_embeddings: Embeddings | None = None
 
     def setup(self) -> None:
         # Create the embeddings in `setup`, so that models can read `token_tables` outside of `__call__`.
@@ -164,7 +164,7 @@ class TransformerLayer(nn.Module):
             If the bool scalar `has_norm` is False, there is no norm (only with `norm_first`).
             """
             key = None if self.deterministic else self.make_rng("dropout")
-            # The backward pass recomputes the values inside a norm, unless `run_layers` wraps the layer in `nn.remat`.
+            # The backward pass recomputes the values inside a norm, by `recompute` or by the `nn.remat` of the layer.
             norm = make_norm(config, norm_name, recompute=not has_layer_remat(config))
             normed = norm(x) if config.norm_first else x
             if has_norm is not None:
@@ -194,7 +194,7 @@ class SelfAttention(nn.Module):
         def project(name: str, num_heads: int) -> jax.Array:  # [B, L, H, K]
             shape, axes = (num_heads, config.head_size), ("embed", "heads", "head")
             y = Dense(config, shape, axes, flat=True, use_bias=config.attention_bias, name=name)(x)
-            # Save [B, L, H * K] for the backward pass, because a TPU would pad a short axis K to 128 elements.
+            # Compute and save [B, L, H * K] (`flat`), because a TPU would pad a short axis K to 128 elements.
             y = checkpoint_name(y, QKV).reshape(*y.shape[:-1], *shape)
             # Each key head serves several query heads.
             repeats = config.num_attention_heads // num_heads
@@ -206,8 +206,8 @@ class SelfAttention(nn.Module):
             query, key = (rotate(config, states, shared.rotations, layer.is_local) for states in (query, key))
 
         def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int = 0) -> jax.Array:
-            # Tokens attend to their own sequence: to all tokens, or to themselves and `window` neighbors, half on each
-            # side.
+            # Tokens attend to their own sequence: to all tokens (0), or to themselves and `window` neighbors, half on
+            # each side.
             mask = AttentionMask(config.attention_direction, shared.sequence_ids, window)
             return self.attention_fn(
                 query, key, value, mask, AttentionDropout(config.attention_probs_dropout_prob, dropout_key)
@@ -241,7 +241,7 @@ def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
 
 
 def is_packed(batch: Mapping[str, jax.Array]) -> bool:
-    """Returns whether rows may contain several sequences. Such batches have `sequence_ids`, and no `input_mask`."""
+    """Returns whether rows may contain several sequences. They have `sequence_ids` and `position_ids`, no `input_mask`."""
     return "sequence_ids" in batch
 
 

@@ -33,7 +33,7 @@ TRAINING_FACTOR = 3
 _NO_HEAD = FeatureHead()
 
 
-def flops_per_token(
+def flops_per_position(
     config: ModelConfig, seq_len: int, num_predictions: int = 0, feature_head: FeatureHead = _NO_HEAD
 ) -> float:
     """Returns the matmul FLOPs of one training step, per token.
@@ -52,7 +52,7 @@ def flops_per_token(
     return float(TRAINING_FACTOR * flops)
 
 
-def attention_flops_per_token(config: ModelConfig, context: float, feature_head: FeatureHead = _NO_HEAD) -> float:
+def attention_flops_per_position(config: ModelConfig, context: float, feature_head: FeatureHead = _NO_HEAD) -> float:
     """Returns the training FLOPs per token for attention to `context` tokens: scores and weighted sums of values."""
     if feature_head.features or config.encoder == LSTM:
         return 0.0

@@ -14,7 +14,7 @@ from bertjax.convert.convert import bertjax_checkpoint, local_checkpoint
 from bertjax.data.corpus.store import MANIFEST
 from bertjax.model.config import LSTM, Architecture, ModelConfig
 from bertjax.model.feature_head import CONCAT_LAST_FOUR, FeatureHead
-from bertjax.model.flops import flops_per_token
+from bertjax.model.flops import flops_per_position
 from bertjax.presets import named_grid
 from bertjax.reproduce.scales import PAPER, SMALL, Scale, get_scale
 from bertjax.reproduce.table import Cell, Run
@@ -158,7 +158,7 @@ def pretraining(
     for phase in settings.resolved_phases:
         tokens = (phase.stop_step - phase.start_step) * phase.batch_size * phase.seq_len
         predictions = phase.seq_len - 2 if all_tokens else round(0.15 * phase.seq_len)
-        flops += tokens * flops_per_token(model, phase.seq_len, predictions)
+        flops += tokens * flops_per_position(model, phase.seq_len, predictions)
     return Run(f"pretrain/{name}-{seed}", config, flags, model=model, flops=flops, missing_data=missing_data)
 
 
@@ -204,7 +204,7 @@ def fine_tuning(
         missing_data = _missing_file(f"{path}/{file}") if file and ":" not in path.partition("/")[0] else ""
     suffixes = (variant, str(step or ""), "" if seed is None else f"seed{seed}")
     tokens = load_config(config, overrides).epochs * tuning.tokens
-    flops = tokens * flops_per_token(start.model, 128, feature_head=feature_head)
+    flops = tokens * flops_per_position(start.model, 128, feature_head=feature_head)
     return Run(
         name=f"{task}/{'-'.join([start.name.rpartition('/')[2], *filter(None, suffixes)])}",
         config=config,

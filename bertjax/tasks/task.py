@@ -101,7 +101,7 @@ class Task:
     """Objective, data, schedule and evaluation of a run.
 
     A subclass sets the attributes that have no default, and overrides `train_batches`, `eval_batches`,
-    `full_cost_before` and `axis_sizes`.
+    `full_cost_before` and `synthetic_sizes`.
 
     Step s, counted from 0, performs update s + 1. The step of a log line or checkpoint is the number of updates so far.
     """
@@ -111,8 +111,8 @@ class Task:
     objective: Objective
     total_steps: int
     warmup_steps: int  # steps of linear learning-rate warm-up
-    # Rows of the global batch in each training phase, a range of steps with one batch shape, or numbers that divide the
-    # rows of every batch. Each must be a multiple of data shards times micro-batches (default: no training data).
+    # Rows of the global batch in each training phase (a range of steps with one batch shape), or numbers that divide
+    # them. Each must be a multiple of data shards times micro-batches (default: no training data).
     batch_sizes: tuple[int, ...] = ()
     steps_per_epoch = 0  # 0: the task has no epochs
     checkpoint_every: int  # steps between checkpoints, at least 1; the last step is always saved
@@ -126,8 +126,8 @@ class Task:
 
     # Parameters and data
 
-    # Names of the top-level parameters of the output layer and of `model/feature_head.py` (default: none, as in
-    # pre-training). A run from `--init_from` loads them only if the checkpoint has the same output layer.
+    # Names of the top-level parameters of the output layer and the feature head (default: none, as in pre-training). A
+    # run from `--init_from` loads them only if the checkpoint has the same output layer.
     output_params: tuple[str, ...] = ()
     data_hash = ""  # SHA-256 of the data (default: no data); a run cannot resume if the data at the same path changed
     notes: tuple[str, ...] = ()  # log lines about the data
@@ -148,7 +148,7 @@ class Task:
         self.config = config
         # Files to store in the workdir (content by name), so that checkpoints can be used without the data.
         self.workdir_files: dict[str, bytes] = {}
-        # Fields about the data for `results.json`. Tasks with `labels` set `evaluated_on`, a title of plots.
+        # Fields about the data for `results.json`. Tasks with `labels` set "evaluated_on", a title of plots.
         self.results: dict[str, Any] = {}
         # Additional tasks to evaluate with the same parameters, keyed by a prefix of their metric names.
         self.other_tasks: dict[str, Task] = {}
@@ -159,7 +159,7 @@ class Task:
         return ((self.total_steps, self.config.optimizer.learning_rate),)
 
     def objective_at(self, update: int) -> Objective:
-        """Returns the objective of an update, counted from 1, which also evaluates the parameters after this update.
+        """Returns the objective of an update, counted from 1. It also evaluates the parameters after it (0: before).
 
         All objectives of a run have the same parameters, metrics and loss weights. They may differ in RoPE thetas,
         which phases of pre-training may change.
@@ -188,8 +188,8 @@ class Task:
         """Returns the total cost of the steps before `step` if no parameter were frozen (see `training/cost.py`)."""
         raise NotImplementedError
 
-    def axis_sizes(self, phase: int = 0) -> dict[str, int]:
-        """Returns the `sizes` of a phase for `synthetic_batch` in `data/schema.py`, such as `rows` and `length`."""
+    def synthetic_sizes(self, phase: int = 0) -> dict[str, int]:
+        """Returns the `sizes` of `synthetic_batch` for a phase: axes such as `length`, and numbers of ids."""
         raise NotImplementedError
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:

@@ -47,7 +47,7 @@ def benchmark_batch(task: Task) -> tuple[NumpyBatch, int]:
         return make_batch(task.train_examples, *task.order.batch(step), SINGLE_SHARD), step
     if isinstance(task, EmbedTask) and task.files:
         return next(task.train_batches(0, SINGLE_SHARD)), 0
-    return synthetic_batch(task.objective.schema, task.axis_sizes()), 0
+    return synthetic_batch(task.objective.schema, task.synthetic_sizes()), 0
 
 
 def bench_step(task: Task, steps: int, profile_steps: range = range(0)) -> dict[str, Any]:

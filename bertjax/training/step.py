@@ -57,13 +57,13 @@ class TrainState(flax.struct.PyTreeNode):
 
 @functools.cache
 def abstract_params(objective: Objective, mesh: Mesh) -> Any:
-    """Returns shapes, dtypes and shardings of the parameters without computing anything."""
+    """Returns shapes, dtypes and shardings of the unboxed parameters without computing anything."""
     return with_shardings(jax.eval_shape(objective.init_params, jax.random.key(0)), mesh)
 
 
 @functools.cache
 def abstract_state(objective: Objective, optimizer: Optimizer, mesh: Mesh) -> TrainState:
-    """Returns shapes, dtypes and shardings of the state without computing anything.
+    """Returns shapes, dtypes and shardings of the unboxed state without computing anything.
 
     Raises a UsageError if the optimizer freezes an unknown parameter, or leaves no parameter to train.
     """
@@ -125,11 +125,11 @@ def make_train_step(
         raise UsageError("config.optimizer.head_steps would train nothing: only the encoder is trainable; use 0")
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
-        # The model gets frozen layers as a second stack, above which the backward pass stops.
+        # The model gets frozen layers as a stack of their own, below the others. The backward pass stops above it.
         trainable, frozen = split_frozen(state.params, optimizer.config)
         denominators = objective.denominators(batch)
         # In head steps, the encoder stays in `trainable`, because the optimizer state has its arrays. Its gradient is
-        # 0, and its update, which weight decay may change, is dropped.
+        # 0, and its update, not 0 with weight decay, is dropped.
         is_encoder_fixed = head_only and ENCODER in trainable
 
         def loss_fn(trained: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:

@@ -86,7 +86,7 @@ def train(
     if task.eval_every:
         check_batch_sizes((task.eval_batch_size,), mesh)
     optimizer = make_optimizer(config.optimizer)
-    schedule = make_schedule(config.optimizer, task.warmup_steps, task.phase_schedule)
+    schedule = make_schedule(config.optimizer, task.warmup_steps, task.phase_schedule)  # a `jax.tree_util.Partial`
     head_steps = config.optimizer.head_steps  # first steps, which train only the parameters outside the encoder
 
     def train_step_at(step: int) -> Callable[..., TrainState]:
@@ -157,7 +157,8 @@ def train(
         def is_done(step: int) -> bool:
             return step >= task.total_steps or history.is_out_of_patience()
 
-        if step == 0 or not has_score:  # With a score, the checkpoint of a resumed run can no longer get one.
+        # With a score, evaluate only before saving. It can be due here after a change of `eval_every`.
+        if step == 0 or not has_score:
             evaluate_if_due(state, step)
 
         # A run that was killed between early stopping and writing `results.json` must not train further.
@@ -192,7 +193,7 @@ def train(
         if stopped:
             logger.info(f"stopped by a signal; saved step {step:,}; run the same command to resume")
             return {"step": step, "stopped": True, **history.metrics_at(step)}
-        heartbeat(math.inf)  # After a resume at the last step, verifying the data may take hours.
+        heartbeat(math.inf)  # Suspend the watchdog: after a resume at the last step, verifying the data may take hours.
         _check_data_files(task, wait=True)
         heartbeat()
         checkpoint, params = load_best(workdir, checkpoints, state)  # This moves damaged checkpoints aside.
@@ -221,7 +222,7 @@ def _check_resume(task: Task, workdir: epath.Path, step: int, init_from: epath.P
 def _init_from(
     checkpoint: epath.Path, state: TrainState, task: Task, new_pieces: NewPieces | None, shapes: TrainState | None
 ) -> TrainState:
-    """Returns `state` with the parameters of a checkpoint and, if its `shapes` are set, also the optimizer state."""
+    """Returns `state` with the parameters of a checkpoint and, unless `shapes` is None, its optimizer state."""
     outputs = reusable_outputs(task, checkpoint)
     state = state.with_initial_params(load_params(checkpoint, state.params, task.output_params, outputs, new_pieces))
     if shapes is not None:

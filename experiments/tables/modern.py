@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 
 from bertjax.errors import UsageError
 from bertjax.model.config import size_fields
-from bertjax.model.flops import flops_per_token
+from bertjax.model.flops import flops_per_position
 from bertjax.presets import arguments
 from bertjax.reproduce import runs, scales
 from bertjax.reproduce.table import Cell, Run, Table
@@ -176,6 +176,6 @@ def _evaluation(start: Run, seq_len: int) -> Run:
         overrides=(*architecture, *_with_flags("", fields)[1:]),
         init_from=start,
         model=start.model,
-        flops=tokens * flops_per_token(start.model, seq_len),
+        flops=tokens * flops_per_position(start.model, seq_len),
         missing_data=start.missing_data,
     )

@@ -23,7 +23,7 @@ from pathlib import Path
 from measuring import BERTJAX, parser_of, run
 
 from bertjax.model.config import ModelConfig, size_fields
-from bertjax.model.flops import flops_per_token
+from bertjax.model.flops import flops_per_position
 from bertjax.training.checkpoint_config import experiment_config
 
 SIZES = ("tiny", "mini", "small", "medium", "base", "large")
@@ -95,7 +95,7 @@ def main() -> None:
         return
     model = ModelConfig(vocab_size=VOCAB_SIZE, **size_fields(args.size))
     for name, number in (("bertjax", num_masked), ("PyTorch", num_pytorch or args.seq_len)):
-        flops = args.rows * args.seq_len * flops_per_token(model, args.seq_len, number)
+        flops = args.rows * args.seq_len * flops_per_position(model, args.seq_len, number)
         print(f"{name}: {flops:.3e} FLOPs per step, {number} logits per row")
     dtypes = ("bfloat16",) if Path("/dev/nvidiactl").exists() else ("float32", "bfloat16")
     step = (*BERTJAX, "bench", "step", "--json", f"--steps={args.steps}", f"--config.data.batch_size={args.rows}")

@@ -7,18 +7,18 @@ from tiny_config import tiny_config
 
 from bertjax.estimate.topology import CHIPS
 from bertjax.model import flops
-from bertjax.model.flops import attention_flops_per_token, flops_per_token, peak_flops_per_second
+from bertjax.model.flops import attention_flops_per_position, flops_per_position, peak_flops_per_second
 from bertjax.tasks.objectives.step_cost import StepCost
 
 
-def test_training_flops_per_token_are_three_times_those_of_the_matrix_products():
+def test_training_flops_per_position_are_three_times_those_of_the_matrix_products():
     config = tiny_config(vocab_size=100)  # 2 layers, hidden size 16, intermediate size 32
     matrices = 2 * (4 * 16 * 16 + 2 * 16 * 32)
     attention = 2 * (8 * 16) + 2 * (8 * 16)  # scores and weighted sums of values, over 8 positions
     head = 2 * (16 * 16 + 16 * 100)
-    assert flops_per_token(config, seq_len=8) == 3 * 2 * (matrices + attention)
-    assert flops_per_token(config, 8, num_predictions=2) == 3 * (2 * (matrices + attention) + 2 / 8 * head)
-    assert attention_flops_per_token(config, context=8) == 3 * 2 * attention
+    assert flops_per_position(config, seq_len=8) == 3 * 2 * (matrices + attention)
+    assert flops_per_position(config, 8, num_predictions=2) == 3 * (2 * (matrices + attention) + 2 / 8 * head)
+    assert attention_flops_per_position(config, context=8) == 3 * 2 * attention
 
 
 def test_token_flops_count_neither_padding_nor_attention_to_padding():

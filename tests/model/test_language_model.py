@@ -91,7 +91,7 @@ def test_lstm_state_is_reset_between_sequences():
 def test_loss_is_the_cross_entropy_of_the_next_or_previous_token(config):
     phase = Phase(seq_len=8, batch_size=2, max_predictions=6, start_step=0, stop_step=1)
     objective = language_model.LanguageModeling.for_model(config)
-    assert {*synthetic_batch(objective.schema, objective.axis_sizes(phase))} == {*BATCH}
+    assert {*synthetic_batch(objective.schema, objective.synthetic_sizes(phase))} == {*BATCH}
     params = jax.jit(objective.model.init)(jax.random.key(0), BATCH)["params"]
     sums = jax.jit(lambda params: objective.compute(params, BATCH, None)[0])(params)
     logits = jax.jit(objective.model.apply)({"params": params}, BATCH)

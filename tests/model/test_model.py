@@ -47,7 +47,7 @@ PHASE = Phase(seq_len=24, batch_size=4, max_predictions=4, start_step=0, stop_st
 def batch() -> dict[str, np.ndarray]:
     """Returns rows of different lengths with two segments and padding at the end."""
     objective = MaskedLm.for_model(CONFIG)
-    batch = synthetic_batch(objective.schema, objective.axis_sizes(PHASE))
+    batch = synthetic_batch(objective.schema, objective.synthetic_sizes(PHASE))
     lengths = np.array([24, 20, 11, 7])[:, None]
     batch["input_mask"] = (np.arange(24) < lengths).astype(np.int32)
     batch["masked_lm_positions"] = np.tile(np.array([1, 2, 4, 6], np.int32), (4, 1))

@@ -7,7 +7,7 @@ from command_runs import load_task
 from bertjax.data.corpus.prepare import prepare
 from bertjax.data.schema import synthetic_batch
 from bertjax.data.shard import SINGLE_SHARD
-from bertjax.model.flops import flops_per_token
+from bertjax.model.flops import flops_per_position
 from bertjax.model.models import build_model, model_description
 from bertjax.tasks.pretraining.config import OBJECTIVES
 from bertjax.training.checkpoint_config import experiment_config
@@ -58,9 +58,9 @@ def test_predictions_per_row_are_rounded_up_without_rounding_errors():
 def test_flops_include_all_predictions_of_a_packed_row(corpus):
     task = load_task(experiment_of(corpus, "nsp"), None, data__packing=True)
     (phase,), model = task.phases, task.objective.model.config
-    predictions = task.axis_sizes()["predictions"]
+    predictions = task.synthetic_sizes()["predictions"]
     assert predictions > phase.max_predictions
-    assert task.full_cost_before(1).flops == phase.batch_size * 16 * flops_per_token(model, 16, predictions)
+    assert task.full_cost_before(1).flops == phase.batch_size * 16 * flops_per_position(model, 16, predictions)
 
 
 def test_eval_rows_limits_the_rows_of_an_evaluation(corpus):
@@ -85,7 +85,7 @@ def test_each_objective_has_consistent_batches_model_and_metric_names(objective,
     task = load_task(experiment_of(corpus, objective), None, *MODELS[objective], data__packing=packing)
     real, synthetic = (
         next(task.train_batches(0, SINGLE_SHARD)),
-        synthetic_batch(task.objective.schema, task.axis_sizes()),
+        synthetic_batch(task.objective.schema, task.synthetic_sizes()),
     )
     assert {name: (rows.shape, rows.dtype) for name, rows in real.items()} == {
         name: (rows.shape, rows.dtype) for name, rows in synthetic.items()

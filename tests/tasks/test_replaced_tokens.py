@@ -45,7 +45,7 @@ def params():
 @pytest.fixture(scope="module")
 def batch():
     """Returns padded rows with zero to five predictions at different positions, all [MASK] (id 4)."""
-    batch = synthetic_batch(OBJECTIVE.schema, OBJECTIVE.axis_sizes(PHASE))
+    batch = synthetic_batch(OBJECTIVE.schema, OBJECTIVE.synthetic_sizes(PHASE))
     lengths = np.array([16, 16, 16, 12, 9, 16])
     batch["input_mask"] = (np.arange(16) < lengths[:, None]).astype(np.int32)
     batch["masked_lm_positions"] = np.arange(1, 6, dtype=np.int32) + np.zeros((6, 1), np.int32)
@@ -182,7 +182,7 @@ def test_flops_include_both_encoders_and_both_heads():
     discriminator = 2 * 2 * (4 * 16 * 16 + 2 * 16 * 32) + 2 * 12 * 16 + 2 * 2 * (2 * 16 * 16) + 2 * 16 * 17
     generator = 2 * 2 * (4 * 8 * 8 + 2 * 8 * 16) + 2 * 12 * 8 + 2 * 2 * (2 * 16 * 8)
     decoder = 5 / 16 * 2 * (8 * 12 + 12 * 60)
-    assert OBJECTIVE.flops_per_token(PHASE) == pytest.approx(3 * (discriminator + generator + decoder))
+    assert OBJECTIVE.flops_per_position(PHASE) == pytest.approx(3 * (discriminator + generator + decoder))
     attention = 2 * 2 * (2 * 16 * 16) + 2 * 2 * (2 * 16 * 8)
     assert OBJECTIVE.step_cost(PHASE, 2).attention_flops == 2 * 6 * 16 * 3 * attention
 

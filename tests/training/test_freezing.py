@@ -38,7 +38,7 @@ def train(mesh_sizes=(1, 1, 1), steps=2, grad_accum_steps=1, head_only=False, **
     before = jax.device_get(state.params)
     step = make_train_step(OBJECTIVE, optimizer, mesh, grad_accum_steps, head_only)
     for seed in range(steps):
-        batch = synthetic_batch(OBJECTIVE.schema, OBJECTIVE.axis_sizes(PHASE), seed)
+        batch = synthetic_batch(OBJECTIVE.schema, OBJECTIVE.synthetic_sizes(PHASE), seed)
         state = step(state, put_batch(batch, mesh), jax.random.key(1), RATE)
     return flatten_dict(before), jax.device_get(state)
 
@@ -104,7 +104,7 @@ def test_backward_pass_skips_frozen_layers(scan_layers):
     def backward_lengths(head_only=False, **fields) -> set[int]:
         optimizer = make_optimizer(OptimizerConfig(**fields))
         state = abstract_state(objective, optimizer, mesh)
-        batch = jax.tree.map(jax.numpy.asarray, synthetic_batch(objective.schema, objective.axis_sizes(PHASE)))
+        batch = jax.tree.map(jax.numpy.asarray, synthetic_batch(objective.schema, objective.synthetic_sizes(PHASE)))
         step = make_train_step(objective, optimizer, mesh, 1, head_only)
         jaxpr = str(jax.make_jaxpr(step)(state, batch, jax.random.key(0), RATE))
         return {int(length) for length in re.findall(r"\blength=(\d+)[^\[\]]* reverse=True", jaxpr)}

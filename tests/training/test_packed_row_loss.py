@@ -25,7 +25,7 @@ PHASE = Phase(24, 4, max_predictions=3, start_step=0, stop_step=1)
 def packed_batch() -> dict[str, np.ndarray]:
     """Returns rows of three, two, one and no pairs, with one to three predictions per pair."""
     objective = masked_lm.MaskedLm.for_model(CONFIG, PACKED)
-    batch = synthetic_batch(objective.schema, objective.axis_sizes(PHASE) | {"sequences": 3, "predictions": 5})
+    batch = synthetic_batch(objective.schema, objective.synthetic_sizes(PHASE) | {"sequences": 3, "predictions": 5})
     rng = np.random.default_rng(1)
     for name in ("sequence_ids", "position_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids"):
         batch[name][:] = 0
@@ -124,5 +124,7 @@ def test_token_and_attention_fractions_of_packed_rows_are_correct():
 
 def test_synthetic_packed_rows_have_no_padding():
     objective = masked_lm.MaskedLm.for_model(CONFIG, PACKED)
-    for total, positions in non_padding_sums(synthetic_batch(objective.schema, objective.axis_sizes(PHASE))).values():
+    for total, positions in non_padding_sums(
+        synthetic_batch(objective.schema, objective.synthetic_sizes(PHASE))
+    ).values():
         assert total == pytest.approx(positions)

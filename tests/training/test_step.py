@@ -40,7 +40,7 @@ MESHES = [*(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((8, 1, 1),
 def uneven_batch(seed: int) -> dict[str, np.ndarray]:
     """Returns rows with one to three predictions, so that micro-batches differ in weight; the last row is padding."""
     objective = masked_lm.MaskedLm.for_model(CONFIG)
-    batch = synthetic_batch(objective.schema, objective.axis_sizes(PHASE), seed)
+    batch = synthetic_batch(objective.schema, objective.synthetic_sizes(PHASE), seed)
     batch["masked_lm_weights"] = (np.arange(3) < np.array([3, 1, 1, 1, 3, 3, 2, 0])[:, None]).astype(np.float32)
     batch["next_sentence_labels"][-1] = -1
     batch["input_mask"][-1] = 0

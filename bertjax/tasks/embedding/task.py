@@ -199,7 +199,7 @@ class EmbedTask(FinetuningTask):
     def full_cost_before(self, step: int) -> StepCost:
         total = StepCost()
         if not self.files:
-            sizes = self.axis_sizes()
+            sizes = self.synthetic_sizes()
             return self._cost(step * sizes["rows"], sizes["length"])
         for file, count in enumerate(np.bincount(self._mixed_order.files(step), minlength=len(self.files))):
             for rows, length in self._first_shapes[file]:
@@ -218,7 +218,7 @@ class EmbedTask(FinetuningTask):
             shapes.append([batch["input_ids"].shape for batch in batches])
         return shapes
 
-    def axis_sizes(self, phase: int = 0) -> dict[str, int]:
+    def synthetic_sizes(self, phase: int = 0) -> dict[str, int]:
         data, model = self.config.data, self.objective.model
         columns = 2 if self.config.loss.max_documents else max(2, len(data.columns))
         return {

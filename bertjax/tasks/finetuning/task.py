@@ -19,7 +19,7 @@ from bertjax.data.shard import DataShard
 from bertjax.errors import UsageError, listed
 from bertjax.metrics.metric import TOTAL_LOSS, Metric
 from bertjax.model.config import ModelConfig
-from bertjax.model.flops import attention_flops_per_token, flops_per_token
+from bertjax.model.flops import attention_flops_per_position, flops_per_position
 from bertjax.tasks.finetuning import splits
 from bertjax.tasks.finetuning.config import SPLITS, FinetuningConfig
 from bertjax.tasks.finetuning.output_layer import OUTPUT_LAYER
@@ -234,7 +234,7 @@ class FinetuningTask(Task):
         shapes = {} if self.train_examples is None else self.order.shape_counts(step)
         return sum((self._cost(steps * rows, length) for (rows, length), steps in shapes.items()), StepCost())
 
-    def axis_sizes(self, phase: int = 0) -> dict[str, int]:
+    def synthetic_sizes(self, phase: int = 0) -> dict[str, int]:
         config = self.objective.model.config
         return {
             "rows": self.config.data.batch_size,
@@ -312,5 +312,5 @@ class FinetuningTask(Task):
     def _cost(self, rows: int, length: int) -> StepCost:
         model, head = self.objective.model.config, self.config.feature_head
         positions = rows * self.sequences_per_example * length
-        flops = positions * flops_per_token(model, length, feature_head=head)
-        return StepCost(rows, positions, flops, positions * attention_flops_per_token(model, length, head))
+        flops = positions * flops_per_position(model, length, feature_head=head)
+        return StepCost(rows, positions, flops, positions * attention_flops_per_position(model, length, head))

@@ -30,8 +30,8 @@ class PretrainingObjective(Objective):
     has_masks: ClassVar[bool] = True  # whether tokens are masked
     # Kind of sentence pairs, which need a model with two segments (default: "", no pairs; see `RowFormat`).
     pairing: ClassVar[str] = ""
-    # Fields of `PretrainingData`, such as `generator_size`, that the config accepts only for objectives which list them
-    # (default: ()). Masking options and `packing` are accepted with `has_masks`.
+    # Fields of `PretrainingData`, such as `generator_size`, that the config rejects for all other objectives (default:
+    # ()). Do not list masking options and `packing`, which all objectives with `has_masks` have.
     options: ClassVar[tuple[str, ...]] = ()
     # Top-level modules of `model` that exports omit, because they are not trained, or are used only in training
     # (default: ()).
@@ -59,8 +59,8 @@ class PretrainingObjective(Objective):
         """Changes batches for the objective, for example sets next-sentence labels to -1 (default: no change)."""
         return batches
 
-    def axis_sizes(self, phase: Phase) -> dict[str, int]:
-        """Returns the sizes of a phase's batches, see `Task.axis_sizes`."""
+    def synthetic_sizes(self, phase: Phase) -> dict[str, int]:
+        """Returns the sizes of a phase's batches, see `Task.synthetic_sizes`."""
         config = self.model.config
         return {
             "rows": phase.batch_size,
@@ -76,17 +76,17 @@ class PretrainingObjective(Objective):
         """Returns the metrics of a baseline that ignores the input, on all evaluation batches (default: {})."""
         return {}
 
-    def flops_per_token(self, phase: Phase) -> float:
+    def flops_per_position(self, phase: Phase) -> float:
         """Returns the FLOPs per position of a training step (default: for a head with vocabulary logits).
 
-        For a head without vocabulary logits, return `bertjax.model.flops.flops_per_token(config, seq_len)` plus
+        For a head without vocabulary logits, return `bertjax.model.flops.flops_per_position(config, seq_len)` plus
         `TRAINING_FACTOR` times the head's forward FLOPs per position.
         """
-        return flops.flops_per_token(self.model.config, phase.seq_len, phase.row_predictions)
+        return flops.flops_per_position(self.model.config, phase.seq_len, phase.row_predictions)
 
     def step_cost(self, phase: Phase, steps: int) -> StepCost:
         """Returns the number of rows, positions and FLOPs of `steps` steps of a phase."""
         rows = steps * phase.batch_size
         positions = rows * phase.seq_len
-        attention_flops = positions * flops.attention_flops_per_token(self.model.config, phase.seq_len)
-        return StepCost(rows, positions, positions * self.flops_per_token(phase), attention_flops)
+        attention_flops = positions * flops.attention_flops_per_position(self.model.config, phase.seq_len)
+        return StepCost(rows, positions, positions * self.flops_per_position(phase), attention_flops)

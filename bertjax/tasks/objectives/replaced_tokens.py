@@ -10,7 +10,7 @@ from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import is_token
 from bertjax.metrics.metric import Metric
 from bertjax.model.config import ModelConfig
-from bertjax.model.flops import TRAINING_FACTOR, attention_flops_per_token, flops_per_token
+from bertjax.model.flops import TRAINING_FACTOR, attention_flops_per_position, flops_per_position
 from bertjax.model.models import ReplacedTokenModel
 from bertjax.tasks.objectives.losses import loss_and_accuracy, loss_and_accuracy_metrics, weighted_sum
 from bertjax.tasks.objectives.masked_lm import MaskedLmOnText
@@ -68,13 +68,13 @@ class ReplacedTokens(MaskedLmOnText):
             "replaced_fraction": weighted_sum(replaced, tokens),
         }, {}
 
-    def flops_per_token(self, phase: Phase) -> float:
+    def flops_per_position(self, phase: Phase) -> float:
         config = self.model.config
-        generator = flops_per_token(self.model.generator_config, phase.seq_len, phase.row_predictions)
+        generator = flops_per_position(self.model.generator_config, phase.seq_len, phase.row_predictions)
         head = TRAINING_FACTOR * 2 * config.hidden_size * (config.hidden_size + 1)
-        return generator + flops_per_token(config, phase.seq_len) + head
+        return generator + flops_per_position(config, phase.seq_len) + head
 
     def step_cost(self, phase: Phase, steps: int) -> StepCost:
         cost = super().step_cost(phase, steps)
-        generator = cost.positions * attention_flops_per_token(self.model.generator_config, phase.seq_len)
+        generator = cost.positions * attention_flops_per_position(self.model.generator_config, phase.seq_len)
         return dataclasses.replace(cost, attention_flops=cost.attention_flops + generator)

@@ -136,8 +136,8 @@ class PretrainingTask(Task):
         steps = (max(0, min(step, phase.stop_step) - phase.start_step) for phase in self.phases)
         return sum(map(self.objective.step_cost, self.phases, steps), StepCost())
 
-    def axis_sizes(self, phase: int = 0) -> dict[str, int]:
-        return self.objective.axis_sizes(self.phases[phase])
+    def synthetic_sizes(self, phase: int = 0) -> dict[str, int]:
+        return self.objective.synthetic_sizes(self.phases[phase])
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:
         return format_row(batch, row, self._vocabulary, LABELS[self.objective.pairing])
@@ -185,6 +185,6 @@ def _describe_phase(phase: Phase, objective: PretrainingObjective) -> str:
     return (
         f"steps {phase.start_step:,} to {phase.stop_step:,}: {phase.batch_size:,} rows of {phase.seq_len} tokens"
         f"{packed}, {positions:,} positions per batch, {phase.row_predictions} predictions per row, "
-        f"{objective.flops_per_token(phase) / 1e6:,.1f} MFLOPs per token, {steps * positions:,} positions"
+        f"{objective.flops_per_position(phase) / 1e6:,.1f} MFLOPs per token, {steps * positions:,} positions"
         + (f", {phase.masking.rate:.0%} masked" if phase.masking.rate != Masking().rate else "")
     )
