@@ -25,8 +25,8 @@ code=0
 srun --label --kill-on-bad-exit=0 bash -c "$process" bash "$@" || code=$?
 case $code in
   251 | 252) code=$((code - 250)) can_resume='' ;;
-  42) can_resume=yes ;;
-  0 | 130) can_resume='' ;;
+  42 | 130) can_resume=yes ;;
+  0) can_resume='' ;;
   *)
     can_resume=''
     if ((code == 43 || code >= 128)) && ((${SLURM_RESTART_COUNT:-0} < ${BERTJAX_MAX_RESTARTS:-20})); then

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import math
+import tempfile
 from collections import Counter
 from itertools import chain, islice
 from pathlib import Path
@@ -157,6 +158,8 @@ def mine(args: argparse.Namespace) -> None:
     logger.info(f"{len(pairs):,} distinct anchors, {len(documents):,} distinct documents")
     model = load_model(args.checkpoint)
     output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=output.parent):  # Raises now if the folder is not writable, not after the work.
+        pass
     if not model.embedder:
         logger.warning(f"{args.checkpoint} is not a sentence embedder; its vectors are means over all tokens")
     vectors = encode_texts(model, [*pairs], is_query=True), encode_texts(model, documents, is_query=False)

@@ -75,14 +75,13 @@ def experiment_file(name: str) -> str:
     raise UsageError(f"config file not found: {name}; use a file or one of the experiments {', '.join(known)}")
 
 
-def load_saved_config(file: os.PathLike) -> ConfigDict:
-    """Reads the `config.json` of a workdir."""
+def load_saved_config(file: os.PathLike, fix: str = "use the config.json of a workdir") -> ConfigDict:
+    """Reads the `config.json` of a workdir. Raises a UsageError that ends with `fix` if this fails."""
     try:
         values = read_json_object(file)
         if not {"task", "data", "model"} <= values.keys():
             raise ValueError("it lacks task, data or model")
     except (OSError, ValueError) as error:
-        fix = "use the config.json of a workdir"
         raise UsageError(f"cannot read the config {file}: {first_line(error)}; {fix}") from error
     return ConfigDict(_with_tuples(values))
 

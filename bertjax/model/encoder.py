@@ -241,7 +241,7 @@ def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
 
 
 def is_packed(batch: Mapping[str, jax.Array]) -> bool:
-    """Returns whether rows may contain several sequences. They have `sequence_ids` and `position_ids`, no `input_mask`."""
+    """Returns whether rows may contain several sequences (`sequence_ids` and `position_ids`, no `input_mask`)."""
     return "sequence_ids" in batch
 
 

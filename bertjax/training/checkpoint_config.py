@@ -45,7 +45,7 @@ def fill_unset_fields(config: RunConfig, init_from: epath.Path | None = None, wo
     """
     data, optimizer, checkpoint, thetas = _with_absolute_paths(config.data), config.optimizer, init_from, {}
     if workdir is not None and has_checkpoints(folder := resolve_checkpoint_path(workdir)):
-        saved = load_saved_config(folder / CONFIG)
+        saved = load_saved_config(folder / CONFIG, "restore it, or choose another --workdir")
         if optimizer.head_steps < 0:
             optimizer = dataclasses.replace(optimizer, head_steps=saved.optimizer.get("head_steps", 0))
         if checkpoint is None and config.model.hidden_size is None:

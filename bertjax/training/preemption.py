@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import itertools
 import os
 import signal
 import sys
@@ -20,15 +21,17 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # must follow (default: `config.hang_seconds`; math.inf: no limit).
 Heartbeat = Callable[..., None]
 _CHECKS_PER_INTERVAL = 20  # checks of the watchdog per `hang_seconds`
+# Numbers for JAX's preemption service. It expects consecutive numbers from 1 in all runs of a process, unlike steps.
+_sync_points = itertools.count(1)
 
 
 @contextlib.contextmanager
-def stop_requests() -> Iterator[Callable[[int], bool]]:
+def stop_requests() -> Iterator[Callable[[], bool]]:
     """Handles SIGTERM, SIGINT and SIGHUP while the context is open. After the first signal, SIGINT interrupts at once.
 
-    With several processes, JAX's preemption service handles SIGTERM and makes all processes stop at the same step.
+    With several processes, JAX's preemption service handles SIGTERM. It makes all processes stop at the same call.
 
-    Yields a function that takes the last finished step, and returns whether training should save and stop.
+    Yields a function to call after each step. It returns whether training should save and stop.
     """
     received: list[int] = []
     is_alone = jax.process_count() == 1
@@ -49,8 +52,12 @@ def stop_requests() -> Iterator[Callable[[int], bool]]:
     if not is_alone:
         signals.remove(signal.SIGTERM)
     previous = {number: signal.signal(number, handler) for number in signals}
+
+    def stop_requested() -> bool:
+        return bool(received) if is_alone else multihost_utils.reached_preemption_sync_point(next(_sync_points))
+
     try:
-        yield (lambda _step: bool(received)) if is_alone else multihost_utils.reached_preemption_sync_point
+        yield stop_requested
     finally:
         for number, old_handler in previous.items():
             signal.signal(number, old_handler)

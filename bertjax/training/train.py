@@ -179,8 +179,7 @@ def train(
             if has_score:
                 evaluate_if_due(state, step)
             done = is_done(step)
-            # `stop_requested` takes the step, so that all hosts stop after the same step.
-            stopped = not done and stop_requested(step)
+            stopped = not done and stop_requested()  # the same on all hosts
             # Log and reset the metric sums before saving. Otherwise, a resumed run would log them again.
             if done or step % config.log_every == 0:
                 state = _log_and_reset(task, state, step, progress)

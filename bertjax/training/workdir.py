@@ -41,8 +41,8 @@ CONVERTED = "init_from"
 _LOCK = ".lock"
 # Fields that may differ when a run resumes. They affect the result of a step only by rounding.
 _RESUMABLE_FIELDS = (
-    *("log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "divergence_factor"),
-    *("mesh", "cluster", "hang_seconds"),
+    *("log_every", "eval_every", "checkpoint_every", "keep_checkpoints", "divergence_factor", "patience"),
+    *("mesh", "cluster", "hang_seconds", "data.eval_batch_size"),
     # These fields change only how the model is compiled, to fit other devices or less memory.
     *("model.scan_layers", "model.remat"),
     # Data is compared by its hash, so its path may change.
@@ -211,14 +211,14 @@ def has_checkpoints(workdir: epath.Path) -> bool:
 def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool = False) -> str:
     """Lists, in one line, the fields that affect results and differ between two configs ("": none differ).
 
-    With `of_best`, also compares `eval_every`, because it determines which evaluations the best one is selected from.
+    With `of_best`, also compares the fields that determine which evaluations the best one is selected from.
     """
     # Convert tuples to lists, because one of the configs may come from JSON.
     old, new = (json.loads(json.dumps(with_defaults(config_class(config["task"]), config))) for config in (old, new))
     for config in (old, new):
         for source in config["data"].get("sources", ()):
             del source["file"]  # ignored like the paths of `PATH_FIELDS`
-    fields = (field for field in _RESUMABLE_FIELDS if not (of_best and field == "eval_every"))
+    fields = (field for field in _RESUMABLE_FIELDS if not (of_best and field in ("eval_every", "patience")))
     ignored = tuple(f"{field}{end}" for field in fields for end in ":.")
     changes = [line for line in differences(old, new) if not line.startswith(ignored)]
     return "; ".join(changes[:_MAX_SHOWN_DIFFERENCES]) + ("; ..." if len(changes) > _MAX_SHOWN_DIFFERENCES else "")

@@ -58,10 +58,13 @@ def test_missing_fields_get_their_defaults():
 
 def test_config_comparison_treats_missing_fields_as_defaults():
     config = dataclasses.asdict(config_class("glue")())
-    old = {name: value for name, value in config.items() if name != "patience"}
+    old = {name: value for name, value in config.items() if name != "label_smoothing"}
     old["optimizer"] = {name: value for name, value in config["optimizer"].items() if name != "layer_decay"}
     assert result_differences(old, config) == ""
-    assert result_differences(old, config | {"patience": 3}) == "patience: 0 -> 3"
+    assert result_differences(old, config | {"label_smoothing": 0.1}) == "label_smoothing: 0.0 -> 0.1"
+    other_devices = {**config, "data": {**config["data"], "eval_batch_size": 48}, "patience": 3}
+    assert result_differences(config, other_devices) == ""
+    assert result_differences(config, other_devices, of_best=True) == "patience: 0 -> 3"
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def jobset_action(jobset: dict, failures: list[tuple[int, set[str]]]) -> str:
 @pytest.mark.parametrize(
     ("failures", "expected"),
     [
-        ([(42, set())], "RestartJobSetAndIgnoreMaxRestarts"),
+        *(([(code, set())], "RestartJobSetAndIgnoreMaxRestarts") for code in (42, 130)),
         ([(143, {"DisruptionTarget"})], "RestartJobSetAndIgnoreMaxRestarts"),
         ([(1, {"DisruptionTarget"})], "RestartJobSetAndIgnoreMaxRestarts"),
         *(([(code, set())], "RestartJobSet") for code in (43, 134, 137, 139, 143)),

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 from command_runs import EXPERIMENTS, read_metrics
+from jax.experimental import multihost_utils
 from processes import WORKER, run_commands, start_processes, train_command
 from small_run import config_arguments
 
@@ -87,6 +88,8 @@ with watchdog(2) as heartbeat:
 # In every trial, only process 1 fails.
 FAILING_ON_ONE_HOST = """
 import jax
+from jax.experimental import multihost_utils
+
 from bertjax.cli import main as cli
 from bertjax.training import train
 
@@ -245,14 +248,25 @@ def test_a_second_interrupt_raises_and_ignored_signals_stay_ignored_and_handlers
     try:
         with stop_requests() as stop_requested:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert signal.getsignal(signal.SIGTERM) != before and not stop_requested(1)
+            assert signal.getsignal(signal.SIGTERM) != before and not stop_requested()
             os.kill(os.getpid(), signal.SIGINT)
-            assert stop_requested(1)
+            assert stop_requested()
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
     finally:
         signal.signal(signal.SIGHUP, previous)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_runs_of_a_process_continue_the_sync_points_of_the_preemption_service(monkeypatch):
+    numbers: list[int] = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda number: numbers.append(number))
+    for _ in range(2):
+        with stop_requests() as stop_requested:
+            stop_requested()
+            stop_requested()
+    assert numbers == [*range(numbers[0], numbers[0] + 4)]
 
 
 @pytest.fixture(scope="module")

@@ -42,6 +42,7 @@ class EmbedTask(FinetuningTask):
     """Training and evaluation of a text embedder."""
 
     missing_data = "no training data; set --config.data.train_file=FILE with the columns anchor and positive"
+    _guide = ""  # identity of the guide model
     accepts_any_encoder = True
     files: Sequence[TextExamples] = ()  # training files (empty: the task is built for evaluation only)
     eval_sets: Sequence[EvalSet] = ()  # sets of texts to evaluate
@@ -148,16 +149,22 @@ class EmbedTask(FinetuningTask):
         for file in self.files:
             digest.update(file.texts.fingerprint().encode())
             for name, values in sorted(file.rows.items()):
-                digest.update(f"{name} {values.shape}".encode() + values.tobytes())
+                if name != "guide":  # The vectors of a guide differ by rounding between processors.
+                    digest.update(f"{name} {values.shape}".encode() + values.tobytes())
+        digest.update(self._guide.encode())
         digest.update(json.dumps([self._eval_keys, [each.hash_content for each in self.eval_sets]]).encode())
         return digest.hexdigest()
 
-    def add_guide(self, vectors: Sequence[np.ndarray]) -> None:
-        """Adds a guide model's vectors, float32 [examples, columns, vector width] per file, to the training batches."""
+    def add_guide(self, vectors: Sequence[np.ndarray], identity: str) -> None:
+        """Adds a guide model's vectors, float32 [examples, columns, vector width] per file, to the training batches.
+
+        `identity` is a text that differs between guide models.
+        """
         self.files = [
             dataclasses.replace(file, rows={**file.rows, "guide": array}, strings=())
             for file, array in zip(self.files, vectors, strict=True)
         ]
+        self._guide = identity
         self.data_hash = self.hash_data()
 
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
