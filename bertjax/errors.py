@@ -1,7 +1,8 @@
 """Exceptions, exit codes, and the formatting of values in one-line error messages.
 
-A scheduler should restart a command that exits with 42 (`STOPPED`), 43 (`LOST`) or 134, but not one that exits with 1
-or 2. JAX's coordination service aborts the first process that detects a lost host, and the process exits with 134.
+A scheduler should restart a command that exits with 42 (`STOPPED`), 43 (`LOST`), 130 (`INTERRUPTED`) or 134, but not
+one that exits with 1 or 2. JAX's coordination service aborts the first process that detects a lost host, and the
+process exits with 134.
 """
 
 import re

@@ -25,7 +25,7 @@ code=0
 srun --label --kill-on-bad-exit=0 bash -c "$process" bash "$@" || code=$?
 case $code in
   251 | 252) code=$((code - 250)) can_resume='' ;;
-  42 | 130) can_resume=yes ;;
+  42) can_resume=yes ;;
   0) can_resume='' ;;
   *)
     can_resume=''

@@ -24,7 +24,7 @@ _COMMANDS_HEAD = """# Commands
 | 2 | usage error |
 | 42 | training stopped by a signal after saving a checkpoint; the same command resumes it |
 | 43, 134 | another process is lost, or no progress; the same command resumes the run |
-| 130 | interrupted by a signal, nothing to save |
+| 130 | interrupted by a signal, nothing to save; run the same command again |
 """
 
 

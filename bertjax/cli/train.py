@@ -41,12 +41,12 @@ def train(args: argparse.Namespace) -> None:
         raise UsageError("--keep_optimizer continues pre-training; use it with --init_from")
     # `jax.distributed.initialize` must run before any other use of JAX.
     distributed = join_cluster(args, config.cluster)
-    # The workdir keeps the converted checkpoint, unless several processes would write it.
+    # If --init_from is converted, a local workdir keeps the result, unless several processes would write it.
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
         # Unset fields of the model come from the checkpoint, or from the run that is resumed.
         config = fill_unset_fields(config, init_from, args.workdir)
         task = build_task(config, train=True)
-        # If the task needs them, compute features of the frozen encoder, and another embedder's vectors of the texts.
+        # Both functions change `task`, or do nothing if it does not need them. A guide is another embedder.
         add_cached_features(task, init_from)
         add_guide_vectors(task)
         layer = task.output_layer()

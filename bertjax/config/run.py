@@ -17,7 +17,6 @@ DATA_PATHS = ("corpus", "replay_corpus", "path", "vocabulary", "labels", "retrie
 # Fields of `config.data` that contain file names, relative to `data.path` if it is set.
 DATA_FILES = ("train_file", "dev_file", "test_file", "eval_file")
 PATH_FIELDS = tuple(f"data.{name}" for name in (*DATA_PATHS, *DATA_FILES))
-_MAX_TOKENS = 2**31 - 1
 
 
 def set_paths(data: Any, names: Sequence[str]) -> dict[str, str]:
@@ -130,3 +129,10 @@ class RunConfig(Section):
                 f"config.model.max_position_embeddings={model.max_position_embeddings}; reduce seq_len"
             )
         check_attention(model, seq_len, is_packed)
+
+    def check_micro_batches(self, batch_size: int) -> None:
+        """Raises a UsageError if a batch is not divisible into micro-batches."""
+        if batch_size % self.grad_accum_steps:
+            raise UsageError(
+                f"batch_size={batch_size} is not divisible by grad_accum_steps={self.grad_accum_steps}; change one"
+            )

@@ -16,7 +16,7 @@ from bertjax.convert.huggingface_tokenizer import TOKENIZER_FILES, read_tokenize
 from bertjax.convert.huggingface_weights import CONFIG, INDEX, WEIGHTS, open_weights
 from bertjax.convert.portable import PortableCheckpoint, check_portable, fit_vocabulary
 from bertjax.data.corpus.vocabulary import named_special_ids
-from bertjax.errors import UsageError
+from bertjax.errors import UsageError, listed
 from bertjax.model.config import ARCHITECTURE_FIELDS, ModelConfig
 from bertjax.model.models import model_description
 from bertjax.tasks.embedding import sentence_transformers
@@ -84,6 +84,10 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     notes += padding_notes
     shapes, read_array = open_weights(folder)
     stored_names = _stored_names(shapes, family)
+    if duplicates := [name for name in shapes if name not in stored_names.values()]:
+        raise UsageError(
+            f"{folder} contains arrays twice, under an old and a new name: {listed(duplicates)}; remove the old arrays"
+        )
     for copy, original in [pair for pair in family.tied.items() if pair[0] in stored_names]:
         # As in transformers, use the decoder's bias, and untie a decoder that differs from its original. safetensors'
         # `save_model` stores a tied array only once, perhaps under the name of the copy.

@@ -15,6 +15,7 @@ from bertjax.convert.families import FAMILIES
 from bertjax.convert.family import CLASSIFIER, MASKED_LM, NEXT_SENTENCE, OUTPUT_KINDS, POOLER, Family
 from bertjax.data.corpus.vocabulary import (
     ENTRY,
+    MAX_WORD_CHARS,
     VOCABULARY_FILES,
     WORDPIECE,
     Vocabulary,
@@ -164,10 +165,12 @@ def fit_vocabulary(
     return dataclasses.replace(vocabulary, num_rows=num_rows), config, [note]
 
 
-def read_vocabulary_file(folder: Path, lower_case: bool | None) -> Vocabulary | None:
+def read_vocabulary_file(
+    folder: Path, lower_case: bool | None, max_word_chars: int = MAX_WORD_CHARS
+) -> Vocabulary | None:
     """Reads a folder's `vocab.txt` or, if it is missing, its SentencePiece model. Returns None if both are missing."""
     files = [file for file in (folder / VOCABULARY_FILES[WORDPIECE], *sorted(folder.glob("*.model"))) if file.is_file()]
-    return load_vocabulary(files[0], lower_case) if files else None
+    return load_vocabulary(files[0], lower_case, max_word_chars=max_word_chars) if files else None
 
 
 def missing_vocabulary(path: str | os.PathLike) -> UsageError:

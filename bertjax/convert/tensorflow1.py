@@ -13,13 +13,15 @@ from pathlib import Path
 from bertjax.convert.arrays import import_params
 from bertjax.convert.bert import BERT
 from bertjax.convert.portable import PortableCheckpoint, fit_vocabulary, read_vocabulary_file
-from bertjax.data.corpus.vocabulary import Vocabulary
+from bertjax.data.corpus.vocabulary import MAX_WORD_CHARS, Vocabulary
 from bertjax.errors import BertjaxError, UsageError, first_line, listed
 from bertjax.tasks.finetuning.output_layer import CLASSES, SPANS
 from bertjax.utils.json_files import read_object
 
 CONFIG = "bert_config.json"
 _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
+# Config fields that earlier versions of bertjax wrote. google-research/bert does not have them.
+_ACTIVATION, _LABELS, _WORD_LIMIT = "bertjax_activation", "bertjax_labels", "bertjax_max_word_chars"
 _TOKEN_EMBEDDINGS = "bert/embeddings/word_embeddings"
 # Weight and bias names other than `kernel` and `bias`, keyed by the last part of the layer's name.
 _LEAVES = {"LayerNorm": ("gamma", "beta")} | dict.fromkeys(
@@ -66,7 +68,7 @@ def read_vocabulary(folder: Path, lower_case: bool | None = None) -> Vocabulary 
     """Returns the vocabulary of a checkpoint's folder, or None if the folder contains no vocabulary."""
     config = read_object(folder / CONFIG, optional=True)
     lower_case = config.get("do_lower_case") if lower_case is None else lower_case
-    return read_vocabulary_file(folder, lower_case)
+    return read_vocabulary_file(folder, lower_case, config.get(_WORD_LIMIT, MAX_WORD_CHARS))
 
 
 def training_kind(name: str, shapes: Mapping[str, Sequence[int]]) -> str:
@@ -93,7 +95,7 @@ def read(path: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     config_file = prefix.parent / CONFIG
     tf_config = read_object(config_file)
     activation = str(tf_config.get("hidden_act", "gelu"))
-    activation = _ACTIVATIONS.get(activation, activation)
+    activation = tf_config.get(_ACTIVATION, _ACTIVATIONS.get(activation, activation))
     config = BERT.model_config({"type_vocab_size": 16, **tf_config}, config_file, hidden_act=activation)
     vocabulary = read_vocabulary(prefix.parent, lower_case)
     vocabulary, config, padding_notes = fit_vocabulary(vocabulary, config, prefix.parent)
@@ -117,5 +119,5 @@ def read(path: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     labels: tuple[str, ...] = ()
     # A single output means regression, which has no labels.
     if output_kind == CLASSES and num_outputs > 1:
-        labels = tuple(f"LABEL_{index}" for index in range(num_outputs))
+        labels = tuple(tf_config.get(_LABELS) or (f"LABEL_{index}" for index in range(num_outputs)))
     return PortableCheckpoint(config, params, vocabulary, output_kind, labels, tuple(notes))

@@ -3,10 +3,13 @@
 An interrupted command resumes after the last complete shard.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import itertools
 import logging
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,7 +23,7 @@ from bertjax.inference.inputs import PAIR_SEPARATOR, Text, TruncationCount, enco
 from bertjax.inference.load import LoadedModel
 from bertjax.model.encoder import ENCODER
 from bertjax.training.cached_features import make_hidden_states_fn
-from bertjax.utils.io import folder_lock, remove_temporaries, write_npz
+from bertjax.utils.io import remove_temporaries, write_npz
 from bertjax.utils.json_files import read_object, write_json
 
 logger = logging.getLogger(__name__)
@@ -149,11 +152,10 @@ def write_shards(folder: Path, extractor: Any, texts: Iterable[Text]) -> Iterato
     of `FeatureExtractor`.
     """
     metadata = extractor.metadata()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder_lock(folder):
+    with _locked(folder):
         remove_temporaries(folder)
         saved = read_object(folder / METADATA, optional=True)
-        if not saved and folder.exists() and any(folder.iterdir()):
+        if not saved and any(folder.iterdir()):
             raise UsageError(f"{folder} contains files other than features; choose another --output")
         if changed := [name for name in metadata if saved and saved.get(name) != metadata[name]]:
             raise UsageError(f"{folder} contains features with different {changed[0]}; remove it or use another output")
@@ -166,7 +168,6 @@ def write_shards(folder: Path, extractor: Any, texts: Iterable[Text]) -> Iterato
             logger.info(f"resuming {folder} after {num_done:,} texts in {num_shards:,} shards")
         for shard in extractor.shards(remaining, num_done):
             if not num_shards:
-                folder.mkdir(exist_ok=True)
                 write_json(folder / METADATA, metadata)
             write_npz(folder / f"{num_shards:05}.npz", shard)
             yield num_done, shard
@@ -188,3 +189,20 @@ def _skip_texts_of(file: Path, texts: Iterator[Text]) -> int:
     if texts_sha256(itertools.islice(texts, count)) != expected_hash:
         raise UsageError(f"{file} was created from different texts; remove its folder, or choose another output")
     return count
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Creates and locks a folder. Removes a new folder that is still empty at the end."""
+    existed = folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise UsageError(f"another command is writing to {folder}; wait, or choose another --output") from None
+    finally:
+        if not existed and not any(folder.iterdir()):
+            folder.rmdir()
+        os.close(lock)

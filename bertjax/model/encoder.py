@@ -52,7 +52,7 @@ class SharedInputs(NamedTuple):
     """Inputs that all layers share."""
 
     sequence_ids: jax.Array  # [B, L] int32
-    rotations: jax.Array | None  # see `rotary.rotations`
+    rotations: jax.Array | None  # see `rotary.rotations` (None: no RoPE)
 
 
 class LayerInputs(NamedTuple):
@@ -67,8 +67,8 @@ class Encoder(nn.Module):
 
     With `encoder=lstm`, concatenates the hidden states of one `LstmReader` per direction.
 
-    Parameters of all layers are stacked on a leading axis N (in train steps, frozen layers apart), even if `nn.scan` is
-    unrolled (`scan_layers=false`).
+    Parameters of all layers are stacked on a leading axis N, even if `nn.scan` is unrolled (`scan_layers=false`). Train
+    steps split off frozen layers.
     """
 
     config: ModelConfig
@@ -103,8 +103,8 @@ class Encoder(nn.Module):
 
         Args:
           input_ids, segment_ids, sequence_ids: [B, L] int32.
-          position_ids: [B, L] int32, position of each token in its sequence, required for packed rows. None (default)
-            counts from 0 in each row, and accepts attention without support for packed rows, such as `cudnn`.
+          position_ids: [B, L] int32, position of each token in its sequence. None (default): rows are not packed, and
+            positions count from 0.
           deterministic: whether to disable dropout. If False, a `dropout` rng is required.
           collect_layers: whether to also return the output of the embeddings and of every layer.
 
@@ -124,13 +124,13 @@ class Encoder(nn.Module):
             return jnp.concatenate(hidden, -1), (jnp.concatenate(layers, -1) if collect_layers else None)
         attention_fn = select_attention(config, input_ids.shape[1], is_packed=packed)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
-        is_local = np.array(config.local_layers) if config.local_attention else None
+        is_local = np.array(config.local_layers) if config.local_layers else None
         # ModernBERT has no norm before the attention of the lowest layer.
         has_norm = None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0
         per_layer = LayerInputs(is_local, has_norm)
         shared = SharedInputs(sequence_ids, rotations(config, position_ids))
-        # `run_layers` scans over `TransformerLayer(**fields)`. Each layer gets its slice of `per_layer` and of the
-        # stacked parameters, its own dropout key, and `shared`. With `collect`, `layers` is [N + 1, B, L, D].
+        # `run_layers` builds and scans `TransformerLayer(**fields)`, because `nn.scan` takes a class. Each layer gets
+        # its slice of `per_layer` and of the stacked parameters, its own dropout key, and `shared`.
         fields = {
             "config": config,
             "attention_fn": attention_fn,
@@ -164,7 +164,7 @@ class TransformerLayer(nn.Module):
             If the bool scalar `has_norm` is False, there is no norm (only with `norm_first`).
             """
             key = None if self.deterministic else self.make_rng("dropout")
-            # The backward pass recomputes the values inside a norm, by `recompute` or by the `nn.remat` of the layer.
+            # Recompute the inside of a norm in the backward pass, unless `nn.remat` recomputes the whole layer.
             norm = make_norm(config, norm_name, recompute=not has_layer_remat(config))
             normed = norm(x) if config.norm_first else x
             if has_norm is not None:

@@ -36,7 +36,7 @@ _NO_HEAD = FeatureHead()
 def flops_per_position(
     config: ModelConfig, seq_len: int, num_predictions: int = 0, feature_head: FeatureHead = _NO_HEAD
 ) -> float:
-    """Returns the matmul FLOPs of one training step, per token.
+    """Returns the matmul FLOPs of one training step, per position.
 
     The count includes 6 FLOPs per parameter of the layers' matrices, 12 L D per layer for attention, and the output
     layer at predicted positions. L is the row length or, in layers with local attention, at most the window. D is the
@@ -53,7 +53,7 @@ def flops_per_position(
 
 
 def attention_flops_per_position(config: ModelConfig, context: float, feature_head: FeatureHead = _NO_HEAD) -> float:
-    """Returns the training FLOPs per token for attention to `context` tokens: scores and weighted sums of values."""
+    """Returns the training FLOPs per position for attention to `context` tokens: scores and weighted sums of values."""
     if feature_head.features or config.encoder == LSTM:
         return 0.0
     return TRAINING_FACTOR * _attention_flops(config, context)

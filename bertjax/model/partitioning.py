@@ -59,18 +59,16 @@ def with_logical_constraint(x: jax.Array, axes: Sequence[str | None]) -> jax.Arr
     return jax.lax.with_sharding_constraint(x, divisible_spec(nn.logical_to_mesh_axes(axes), x.shape, mesh.shape))
 
 
-def divisible_spec(
-    spec: PartitionSpec | None, shape: Sequence[int], synthetic_sizes: Mapping[str, int]
-) -> PartitionSpec:
+def divisible_spec(spec: PartitionSpec | None, shape: Sequence[int], axis_sizes: Mapping[str, int]) -> PartitionSpec:
     """Removes mesh axes from a spec if their size does not divide the array axis, so that any model runs on any mesh.
 
-    Trailing axes of `spec` may be missing; None replicates the array. `synthetic_sizes` are sizes of mesh axes by name.
+    Trailing axes of `spec` may be missing; None replicates the array. `axis_sizes` are sizes of mesh axes by name.
     """
     axes = list(spec or ())
     axes += [None] * (len(shape) - len(axes))
     for i, axis in enumerate(axes):
         names = (axis,) if isinstance(axis, str) else axis or ()
-        if shape[i] % math.prod(synthetic_sizes[name] for name in names):
+        if shape[i] % math.prod(axis_sizes[name] for name in names):
             axes[i] = None
     return PartitionSpec(*axes)
 

@@ -32,8 +32,8 @@ class Objective:
     """Model, loss and metrics of a train step.
 
     The training loss is the sum of `loss_weights[name] * sums[name][0] / denominators[name]` over the losses, where
-    `sums` are the metric sums of `compute`. A denominator is usually the sum of the weights. It must be positive, even
-    if this sum is 0. Logged means are divided by the sums of the weights since the last log line instead.
+    `sums` are the metric sums of `compute`. A denominator is usually the sum of the weights, `sums[name][1]` of the
+    whole batch, but it must be positive. Logged means are divided by the sums of the weights since the last log line.
 
     Objectives are compared by value, because compiled steps are cached by objective: runs that differ only in data,
     seed or learning rate share a step. A subclass defines `metrics`, `schema`, `denominators` and `compute`.
@@ -41,7 +41,7 @@ class Objective:
     Attributes:
       model: Flax module that is applied to a batch. Its field `config` is a `ModelConfig`.
       metrics: metrics that `compute` returns.
-      schema: specifications of the arrays in a training batch. Evaluation batches may have others.
+      schema: specifications of the arrays in a training batch. Evaluation batches may have other arrays.
       splits_into_micro_batches: whether gradient accumulation may split a batch into micro-batches, which are processed
         one after the other (default: True). Set it to False if the loss of a row depends on other rows, as with
         in-batch negatives.
@@ -87,7 +87,8 @@ class Objective:
 
     def init_params(self, key: jax.Array) -> Any:
         """Initializes the parameters, boxed with their logical axes."""
-        # Parameter shapes do not depend on the sizes of the dummy batch. LSTMs need rows of at least two positions.
+        # The dummy batch has one row, an axis that `spec.axes` omits. LSTMs need rows of at least two positions. The
+        # shapes of parameters do not depend on these sizes.
         batch = {
             spec.name: jnp.zeros((1, *(8 if axis == "length" else 1 for axis in spec.axes)), spec.dtype)
             for spec in self.schema
@@ -111,8 +112,8 @@ class Task:
     objective: Objective
     total_steps: int
     warmup_steps: int  # steps of linear learning-rate warm-up
-    # Rows of the global batch in each training phase (a range of steps with one batch shape), or numbers that divide
-    # them. Each must be a multiple of data shards times micro-batches (default: no training data).
+    # Numbers that divide the leading axes of the arrays in training batches, such as the batch size. Each must be a
+    # multiple of data shards times micro-batches (default: no training data).
     batch_sizes: tuple[int, ...] = ()
     steps_per_epoch = 0  # 0: the task has no epochs
     checkpoint_every: int  # steps between checkpoints, at least 1; the last step is always saved
@@ -126,8 +127,8 @@ class Task:
 
     # Parameters and data
 
-    # Names of the top-level parameters of the output layer and the feature head (default: none, as in pre-training). A
-    # run from `--init_from` loads them only if the checkpoint has the same output layer.
+    # Names of the top-level parameters of the output layer and of the feature head, the layers before it (default:
+    # none, as in pre-training). A run from `--init_from` loads them only if the checkpoint has the same output layer.
     output_params: tuple[str, ...] = ()
     data_hash = ""  # SHA-256 of the data (default: no data); a run cannot resume if the data at the same path changed
     notes: tuple[str, ...] = ()  # log lines about the data
@@ -159,7 +160,9 @@ class Task:
         return ((self.total_steps, self.config.optimizer.learning_rate),)
 
     def objective_at(self, update: int) -> Objective:
-        """Returns the objective of an update, counted from 1. It also evaluates the parameters after it (0: before).
+        """Returns the objective that performs an update, counted from 1, and evaluates the parameters after it.
+
+        `update=0` evaluates the initial parameters.
 
         All objectives of a run have the same parameters, metrics and loss weights. They may differ in RoPE thetas,
         which phases of pre-training may change.
@@ -189,7 +192,7 @@ class Task:
         raise NotImplementedError
 
     def synthetic_sizes(self, phase: int = 0) -> dict[str, int]:
-        """Returns the `sizes` of `synthetic_batch` for a phase: axes such as `length`, and numbers of ids."""
+        """Returns `rows`, the sizes of axes and the numbers of ids of a phase, for `data.schema.synthetic_batch`."""
         raise NotImplementedError
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:

@@ -21,8 +21,8 @@ from bertjax.model.layers import FROZEN_LAYERS, LAYERS, is_stacked
 def split_frozen(params: Any, config: OptimizerConfig) -> tuple[Any, Any]:
     """Returns the trainable parameters, and those that `config.freeze_layers` and `config.freeze` select.
 
-    The frozen layers are separate arrays, with FROZEN_LAYERS instead of LAYERS in their path, so that the backward
-    pass stops above them.
+    The frozen layers are separate arrays, with FROZEN_LAYERS instead of LAYERS in their path. They get no parameter
+    gradients and, if the embeddings are frozen, too, the backward pass stops above them.
     """
     trainable, frozen, num_frozen = {}, {}, config.freeze_layers
     for path, leaf in flatten_dict(params).items():

@@ -174,7 +174,7 @@ class Progress:
         if step < self._task.total_steps and metric:
             patience, total = self._task.config.patience, self._task.total_steps
             cause = f"{metric.name} has not improved in {patience:,} evaluation{'s' * (patience > 1)}"
-            logger.info(f"stopped early at step {step:,} of {total:,}: {cause}; to continue, raise config.patience")
+            logger.info(f"stopped early at step {step:,} of {total:,}: {cause}")
         seconds = time.monotonic() - self._started
         compilation = f"{100 * self._compile_seconds / seconds:.0f} % of it compilation"
         which = "best" if metric else "last"

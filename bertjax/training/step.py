@@ -125,11 +125,12 @@ def make_train_step(
         raise UsageError("config.optimizer.head_steps would train nothing: only the encoder is trainable; use 0")
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
-        # The model gets frozen layers as a stack of their own, below the others. The backward pass stops above it.
+        # In the model, frozen layers are a second stack below the others. If the embeddings are also frozen, the
+        # backward pass stops above it.
         trainable, frozen = split_frozen(state.params, optimizer.config)
         denominators = objective.denominators(batch)
-        # In head steps, the encoder stays in `trainable`, because the optimizer state has its arrays. Its gradient is
-        # 0, and its update, not 0 with weight decay, is dropped.
+        # In head steps, the encoder stays in `trainable`, because the optimizer state contains its moments. It gets no
+        # gradient, and its update is dropped, because of weight decay.
         is_encoder_fixed = head_only and ENCODER in trainable
 
         def loss_fn(trained: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:

@@ -133,8 +133,8 @@ def train(
             out_shardings=replicated(mesh),
         )()
 
-        # With a score, evaluate before saving, because the checkpoint stores it. Otherwise, as in pre-training, save
-        # first, because a preempted host may lack the time to evaluate; the resumed run then evaluates.
+        # A checkpoint stores the score of its step. So with a score, evaluate before saving. Otherwise, as in
+        # pre-training, save first, because a preempted host may lack the time to evaluate; the resumed run evaluates.
         has_score = task.best_metric is not None
 
         def save(state: TrainState, step: int) -> None:
@@ -157,18 +157,20 @@ def train(
         def is_done(step: int) -> bool:
             return step >= task.total_steps or history.is_out_of_patience()
 
-        # With a score, evaluate only before saving. It can be due here after a change of `eval_every`.
+        # With a score, do not evaluate a restored step, which a change of `eval_every` can make due.
         if step == 0 or not has_score:
             evaluate_if_due(state, step)
 
         # A run that was killed between early stopping and writing `results.json` must not train further.
         done, stopped = is_done(step), False
+        if done and step < task.total_steps:
+            logger.info("the run has stopped early; raise config.patience to continue it")
         batches = task.train_batches(step, data_shard(mesh))
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
             if head_steps and step == head_steps and config.optimizer.name != "bert_adam":
-                # Before the first update of the encoder, start the optimizer again, because its bias correction counts
-                # the updates of all parameters together. BERT's Adam has no bias correction.
+                # Start the optimizer again before the first update of the encoder: for bias correction, it counts the
+                # updates once for all parameters. BERT's Adam has no bias correction.
                 state = state.replace(opt_state=make_init_opt_state(task.objective, optimizer, mesh)(state.params))
             with profiler.step(step):
                 state = train_step_at(step)(state, batch, dropout_key, device_schedule)
@@ -196,7 +198,8 @@ def train(
         _check_data_files(task, wait=True)
         heartbeat()
         checkpoint, params = load_best(workdir, checkpoints, state)  # This moves damaged checkpoints aside.
-        if (score := history.score_at(int(checkpoint.name))) != history.best_score:  # None without scores
+        score = history.score_at(int(checkpoint.name))
+        if score != history.best_score:  # such as a damaged checkpoint; both are None without scores
             missing = "the checkpoint with the best score is missing"
             logger.warning(f"{missing}, so results are from {checkpoint} (score {score})")
         progress.plot_curves()
@@ -209,7 +212,7 @@ def _check_resume(task: Task, workdir: epath.Path, step: int, init_from: epath.P
     """Logs that a run is resumed. Raises if its cached features would differ from those before."""
     note = ""
     if init_from:
-        note = "; --init_from is ignored"
+        note = "; the parameters of --init_from are not loaded"
         if saved_fingerprint(init_from) != saved_init_fingerprint(workdir):
             if task.uses_frozen_features:
                 problem = "started from different parameters than --init_from, so cached features would differ"
@@ -222,8 +225,8 @@ def _init_from(
     checkpoint: epath.Path, state: TrainState, task: Task, new_pieces: NewPieces | None, shapes: TrainState | None
 ) -> TrainState:
     """Returns `state` with the parameters of a checkpoint and, unless `shapes` is None, its optimizer state."""
-    outputs = reusable_outputs(task, checkpoint)
-    state = state.with_initial_params(load_params(checkpoint, state.params, task.output_params, outputs, new_pieces))
+    order = reusable_outputs(task, checkpoint)  # None: a new output layer
+    state = state.with_initial_params(load_params(checkpoint, state.params, task.output_params, order, new_pieces))
     if shapes is not None:
         state = state.replace(opt_state=restore_opt_state(checkpoint, shapes, task.config.optimizer.name))
     restored = "parameters and optimizer state" if shapes is not None else "parameters"
@@ -242,7 +245,7 @@ def _log_and_reset(task: Task, state: TrainState, step: int, progress: Progress)
     _check_data_files(task)
     values = metric_means(state.sums, task.objective.loss_weights)
     progress.log_step(step, values)
-    first_loss = progress.first_loss  # inf until a loss was logged
+    first_loss = progress.first_loss
     loss = values.get("loss", 0.0)  # There is no loss if all weights since the last logged step are 0.
     if loss > task.config.divergence_factor * max(first_loss, _MIN_FIRST_LOSS):
         raise DivergenceError(f"the loss diverged at step {step:,}: {loss:.4g} (first logged loss: {first_loss:.4g})")

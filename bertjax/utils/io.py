@@ -174,7 +174,7 @@ def atomic_folder(
     try:
         check_bucket(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.nullcontext() if is_remote(path) else folder_lock(Path(path)):
+        with contextlib.nullcontext() if is_remote(path) else _folder_lock(Path(path)):
             names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
             if names or (path.exists() and not path.is_dir()):
                 patterns = next((patterns for file, patterns in replaceable.items() if file in names), ())
@@ -195,12 +195,12 @@ def atomic_folder(
 def recover_folder(path: Path) -> None:
     """Restores `path` and removes temporary folders if a process was killed inside `atomic_folder`."""
     if temporary_paths(path.parent, path.name):
-        with folder_lock(path):
+        with _folder_lock(path):
             pass
 
 
 @contextlib.contextmanager
-def folder_lock(path: Path) -> Iterator[None]:
+def _folder_lock(path: Path) -> Iterator[None]:
     """Locks a folder against other writers, and restores or removes leftovers of a killed writer."""
     lock = path.parent / f".{path.name[:100]}.write.lock"
     try:

@@ -155,6 +155,7 @@ def add_columns(folder):
         (weights(BIAS, lambda bias: bias.astype(np.int8)), f"{BIAS} has dtype int8; weights must be float32"),
         (weights(BIAS, lambda bias: np.full(WIDTH, 1e300)), f"{BIAS} contains values that are not finite"),
         (weights(BIAS, lambda bias: bias * np.float32("nan")), f"{BIAS} contains values that are not finite"),
+        (weights(NORM, lambda scale: scale, "bert.embeddings.LayerNorm.gamma"), "under an old and a new name"),
         (add_adapter, "has an adapter .adapter_config.json., which bertjax does not apply; merge it"),
         (only_adapter, "has an adapter .adapter_config.json., which bertjax does not apply; merge it"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot read .*config.json"),

@@ -1,5 +1,6 @@
 """`bertjax features`: hidden states of texts, written in shards."""
 
+import fcntl
 import itertools
 import json
 import os
@@ -17,7 +18,7 @@ from bertjax.data.finetuning.examples import make_examples
 from bertjax.inference import features
 from bertjax.inference.load import load_model
 from bertjax.model.encoder import Encoder
-from bertjax.utils.io import folder_lock, temporary_name
+from bertjax.utils.io import temporary_name
 
 TEXTS = ["the cat, sat", "", "a " * 60, "ab ||| c d", *(f"w{index}" for index in range(40))]
 # Bytes of 32 float32 states of width 16, from one layer.
@@ -135,8 +136,10 @@ def test_shards_of_different_layers_models_or_texts_are_rejected(pretrained, tmp
     assert "contains features with different layers" in error(layers=0)
     assert "contains features with different architecture" in error(edited)
     assert "files other than features" in error(out=tmp_path)
-    with folder_lock(tmp_path / "out"):
-        assert "another process is writing" in error()
+    lock = os.open(tmp_path / "out", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert "another command is writing" in error()
+    os.close(lock)
     (tmp_path / "out" / "00001.npz").write_bytes(b"PK")
     assert "00001.npz is damaged; remove it" in error(code=1)
     (tmp_path / "texts.txt").write_text("other\n")

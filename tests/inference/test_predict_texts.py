@@ -314,12 +314,17 @@ def test_predictions_on_two_devices_equal_those_on_one(kind, letters, tmp_path):
 
 @pytest.mark.devices
 @pytest.mark.parametrize("num_devices", [1, 2])
-def test_unknown_head_loads_as_encoder(num_devices, letters, tmp_path):
-    checkpoint, folder = random_checkpoint(letters), epath.Path(tmp_path / "head")
+def test_unknown_head_loads_as_encoder_and_unknown_encoder_parameter_is_rejected(num_devices, letters, tmp_path):
+    checkpoint, mesh = random_checkpoint(letters), mesh_of(num_devices)
     head = {"discriminator/kernel": np.zeros((16, 1), np.float32)}
-    folder.mkdir()
-    write_workdir(random_checkpoint(letters), tmp_path / "head")
-    (folder / "checkpoints").rmtree()
-    save_params(folder, checkpoint.params | head, {"kind": "discriminator"}, checkpoint.config.architecture)
-    loaded = load_model(tmp_path / "head", mesh_of(num_devices))
+    gate = {"encoder/layers/mlp_gate/kernel": np.zeros((2, 16, 32), np.float32)}
+    for name, kind, extra in (("head", {"kind": "discriminator"}, head), ("gate", checkpoint.model_description, gate)):
+        folder = epath.Path(tmp_path / name)
+        folder.mkdir()
+        write_workdir(random_checkpoint(letters), tmp_path / name)
+        (folder / "checkpoints").rmtree()
+        save_params(folder, checkpoint.params | extra, kind, checkpoint.config.architecture)
+    loaded = load_model(tmp_path / "head", mesh)
     assert isinstance(loaded.model, EncoderModel) and "discriminator" in loaded.nested_params
+    with pytest.raises(UsageError, match="unknown parameter .*encoder/layers/mlp_gate/kernel"):
+        load_model(tmp_path / "gate", mesh)

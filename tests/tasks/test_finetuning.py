@@ -197,7 +197,7 @@ def test_init_from_restores_and_reports_all_but_the_output_layer(cola, glue, let
         capfd.readouterr()
         cli.main([*command, f"--init_from={checkpoint}"])
         error = capfd.readouterr().err
-        assert "at step 4; --init_from is ignored" in error
+        assert "at step 4; the parameters of --init_from are not loaded" in error
         assert ("and the run started from different parameters" in error) == is_other
 
 

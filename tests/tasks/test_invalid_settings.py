@@ -20,6 +20,7 @@ LSTM, ODD = "model.encoder=lstm", "model.hidden_size=15 model.num_attention_head
         ("glue.py:", "data.task=snli", "data.task is 'snli'; use one of cola"),
         ("glue.py:", "data.examples_per_row=3 data.batch_size=32", "it must divide config.data.batch_size=32"),
         ("glue.py:", "data.examples_per_row=4 feature_head.lstm_layers=1", "not supported with LSTMs or a feature"),
+        ("glue.py:", "data.examples_per_row=32 data.batch_size=32 grad_accum_steps=2", "batch_size=1 is not divisible"),
         ("glue.py:", "epochs=0 steps=0", "config.epochs=0 is out of range"),
         ("glue.py:", "data.batch_size=0", "data.batch_size is 0"),
         ("glue.py:", "data.seq_len=600", "exceed the 512 tokens of config.model.max_position_embeddings=512"),
@@ -64,6 +65,7 @@ LSTM, ODD = "model.encoder=lstm", "model.hidden_size=15 model.num_attention_head
         ("pretrain.py:", "phases=({'share':0},)", "config.phases[].share is 0.0; it must be above 0"),
         ("pretrain.py:", "phases=({'seq_len':'long'},)", "config.phases[0].seq_len is 'long'; it must be an integer"),
         ("pretrain.py:", "phases=({'seq_len':1024},)", "1024 tokens exceed the 512 tokens of config.model"),
+        ("pretrain.py:", "phases=({},{'batch_size':7}) grad_accum_steps=2", "batch_size=7 is not divisible by"),
     ],
 )
 def test_error_names_the_invalid_setting(experiment, fields, message, capfd):

@@ -70,8 +70,7 @@ def test_resumed_run_stops_early_at_the_same_step(glue, letters, tmp_path, log_l
     task = make_task(glue, letters)
     result = loop.train(task, str(tmp_path / "whole"))
     assert (result["step"], result["stopped"]) == (6, False)
-    cause = "matthews has not improved in 2 evaluations; to continue, raise config.patience"
-    assert f"stopped early at step 6 of 30: {cause}" in log_lines
+    assert "stopped early at step 6 of 30: matthews has not improved in 2 evaluations" in log_lines
     assert any(line.startswith("done: 6 steps") for line in log_lines)
     lines = read_metrics(tmp_path / "whole")
     assert [line["step"] for line in lines if "eval_matthews" in line] == [2, 4, 6]
@@ -79,6 +78,8 @@ def test_resumed_run_stops_early_at_the_same_step(glue, letters, tmp_path, log_l
     results = json.loads((tmp_path / "whole" / "results.json").read_text())
     assert results["last_step"] == 6
     continued = shutil.copytree(tmp_path / "whole", tmp_path / "continued")
+    assert loop.train(make_task(glue, letters, steps=40), str(continued))["step"] == 6
+    assert "the run has stopped early; raise config.patience to continue it" in log_lines
     assert loop.train(make_task(glue, letters, patience=4), str(continued))["step"] == 10
 
     def killed_before(step):

@@ -88,8 +88,6 @@ with watchdog(2) as heartbeat:
 # In every trial, only process 1 fails.
 FAILING_ON_ONE_HOST = """
 import jax
-from jax.experimental import multihost_utils
-
 from bertjax.cli import main as cli
 from bertjax.training import train
 
@@ -266,7 +264,7 @@ def test_runs_of_a_process_continue_the_sync_points_of_the_preemption_service(mo
         with stop_requests() as stop_requested:
             stop_requested()
             stop_requested()
-    assert numbers == [*range(numbers[0], numbers[0] + 4)]
+    assert numbers == [1, 2, 3, 4]  # JAX stops at number 1 if the signal arrives before the first call.
 
 
 @pytest.fixture(scope="module")

@@ -208,7 +208,7 @@ def test_resume_ignores_init_from_and_replaces_metric_lines_after_the_checkpoint
         file.write("[" * 100_000 + '\n{"step": 14, "lo')
     (run / "notes.txt").write_text("mine")
     loop.train(make(corpus), str(run), init_from=find_checkpoint(trained))
-    message = "at step 8; --init_from is ignored, and the run started from different parameters"
+    message = "at step 8; the parameters of --init_from are not loaded, and the run started from different parameters"
     assert any(message in line for line in log_lines)
     assert (run / "metrics.jsonl").read_text() == (trained / "metrics.jsonl").read_text()
     assert json.loads((run / "results.json").read_text())["step"] == 14

@@ -130,6 +130,7 @@ class FinetuningConfig(RunConfig):
             raise UsageError(
                 f"config.feature_head.features needs a frozen encoder; add --config.optimizer.freeze={ENCODER}"
             )
+        self.check_micro_batches(self.data.batch_size // self.data.examples_per_row)
         packed = self.data.examples_per_row > 1
         if packed and (self.feature_head.is_used or self.model.encoder == LSTM):
             raise UsageError("config.data.examples_per_row is not supported with LSTMs or a feature head; use 1")

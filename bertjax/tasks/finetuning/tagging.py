@@ -7,7 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
@@ -27,6 +30,7 @@ from bertjax.tasks.finetuning.output_layer import TAGS, OutputLayer, saved_label
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.objectives.classification import LabelObjective
 from bertjax.tasks.records import RECORDS_FILE, PredictionRecords, Record, tags_record
+from bertjax.tasks.task import Batch, MetricSums, Outputs
 from bertjax.utils.io import write_atomic
 
 logger = logging.getLogger(__name__)
@@ -42,6 +46,14 @@ class TagObjective(LabelObjective):
     accuracy = "word_accuracy"
     metrics = (loss_metric("cross_entropy"), Metric(accuracy))
     label_spec = TOKEN_LABELS
+    # Whether evaluation outputs contain the logits of all tags instead of the predicted tags.
+    outputs_logits: bool = False
+
+    def compute(self, params: Any, batch: Batch, dropout_key: jax.Array | None) -> tuple[MetricSums, Outputs]:
+        sums, outputs = super().compute(params, batch, dropout_key)
+        if self.outputs_logits:
+            return sums, outputs
+        return sums, {"example": batch["example"], "tags": jnp.argmax(outputs["logits"], axis=-1)}
 
 
 class TaggingTask(FinetuningTask):
@@ -56,7 +68,10 @@ class TaggingTask(FinetuningTask):
         raise NotImplementedError
 
     def make_objective(self, model: ModelConfig) -> TagObjective:
-        return TagObjective(TokenModel(model, len(self.labels), head_dropout=True), self.class_weighting())
+        # Output the logits of all tags only for `predict`, because an evaluation would need a lot of memory for them.
+        predicts = self.config.has_data and self.train_examples is None
+        module = TokenModel(model, len(self.labels), head_dropout=True)
+        return TagObjective(module, self.class_weighting(), outputs_logits=predicts)
 
     def output_layer(self) -> OutputLayer:
         return OutputLayer(TAGS, tuple(self.labels), self.output_name)
@@ -124,17 +139,19 @@ class TaggingTask(FinetuningTask):
 
     def prediction_records(self) -> list[PredictionRecords]:
         def make(outputs: list[dict[str, np.ndarray]]) -> Iterator[Record]:
-            for words, rows in zip(self._words.sentences, self._word_logits(outputs), strict=True):
+            for words, rows in zip(self._words.sentences, self._gather(outputs, "logits"), strict=True):
                 yield tags_record(words, self.labels, rows)
 
         return [PredictionRecords(RECORDS_FILE, make, self._words.lines, self.read_columns)]
 
-    def _word_logits(self, outputs: list[dict[str, np.ndarray]]) -> list[list[np.ndarray]]:
-        """Returns the logits of each word in each sentence."""
-        return gather_words(self._places, in_input_order(outputs, len(self.evaluated_examples))["logits"])
+    def _gather(self, outputs: list[dict[str, np.ndarray]], name: str) -> list[list[np.ndarray]]:
+        """Returns the evaluation output `name`, such as `logits`, of each word in each sentence."""
+        return gather_words(self._places, in_input_order(outputs, len(self.evaluated_examples))[name])
 
     def _predicted_tags(self, outputs: list[dict[str, np.ndarray]]) -> list[list[str]]:
-        return [[self.labels[int(row.argmax())] for row in sentence] for sentence in self._word_logits(outputs)]
+        if "tags" in outputs[0]:
+            return [[self.labels[int(tag)] for tag in sentence] for sentence in self._gather(outputs, "tags")]
+        return [[self.labels[int(row.argmax())] for row in sentence] for sentence in self._gather(outputs, "logits")]
 
     def _labeled_sentences(self, predicted: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
         """Returns the gold tags and the predicted tags of each sentence that has gold tags."""

@@ -79,7 +79,7 @@ class MaskedLm(PretrainingObjective):
 class MaskedLmWithSentenceOrder(MaskedLm):
     """Masked LM and sentence-order prediction (arXiv 1909.11942, section 3.1). It uses the next-sentence head.
 
-    The label is 1 if the segments are in reverse order, or if B is random, because its chunk has only one sentence.
+    The label is 1 if A and B are swapped, or if B is random, because only one sentence was left for the pair.
     """
 
     pair_prefix = "sop"

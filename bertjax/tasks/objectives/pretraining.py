@@ -20,8 +20,7 @@ class PretrainingObjective(Objective):
     """Rows, loss, metrics and cost of pre-training with one objective.
 
     `OBJECTIVES` in `tasks/pretraining/config.py` maps names to subclasses. They define `metrics`, `model_class`,
-    `denominators` and `compute`. A head whose outputs have a different meaning needs a different parameter name,
-    because `--init_from` loads parameters by name.
+    `denominators` and `compute`. A new head needs a new parameter name, because `--init_from` loads parameters by name.
     """
 
     packing: bool = False  # whether several sentence pairs or documents share a training row
@@ -30,8 +29,8 @@ class PretrainingObjective(Objective):
     has_masks: ClassVar[bool] = True  # whether tokens are masked
     # Kind of sentence pairs, which need a model with two segments (default: "", no pairs; see `RowFormat`).
     pairing: ClassVar[str] = ""
-    # Fields of `PretrainingData`, such as `generator_size`, that the config rejects for all other objectives (default:
-    # ()). Do not list masking options and `packing`, which all objectives with `has_masks` have.
+    # Fields of `PretrainingData`, besides masking options and `packing`, that only this objective uses, such as
+    # `generator_size`. The config rejects them for other objectives (default: ()).
     options: ClassVar[tuple[str, ...]] = ()
     # Top-level modules of `model` that exports omit, because they are not trained, or are used only in training
     # (default: ()).
@@ -60,7 +59,7 @@ class PretrainingObjective(Objective):
         return batches
 
     def synthetic_sizes(self, phase: Phase) -> dict[str, int]:
-        """Returns the sizes of a phase's batches, see `Task.synthetic_sizes`."""
+        """Returns `Task.synthetic_sizes` of a phase."""
         config = self.model.config
         return {
             "rows": phase.batch_size,
@@ -73,7 +72,7 @@ class PretrainingObjective(Objective):
         }
 
     def baseline(self, corpus: Corpus, batches: Iterator[NumpyBatch]) -> dict[str, float]:
-        """Returns the metrics of a baseline that ignores the input, on all evaluation batches (default: {})."""
+        """Returns `Task.baseline`, the metrics of predictions that ignore the input, on all batches (default: {})."""
         return {}
 
     def flops_per_position(self, phase: Phase) -> float:

@@ -109,6 +109,7 @@ class PretrainingConfig(RunConfig):
         super().__post_init__()
         model, objective = self.model, self.objective_class
         for phase in self.resolved_phases:
+            self.check_micro_batches(phase.batch_size)
             if self.has_model:
                 self.check_rows(phase.seq_len, self.data.packing)
         if not objective.has_masks and any(phase.masking.rate != Masking.rate for phase in self.resolved_phases):

@@ -185,6 +185,6 @@ def _describe_phase(phase: Phase, objective: PretrainingObjective) -> str:
     return (
         f"steps {phase.start_step:,} to {phase.stop_step:,}: {phase.batch_size:,} rows of {phase.seq_len} tokens"
         f"{packed}, {positions:,} positions per batch, {phase.row_predictions} predictions per row, "
-        f"{objective.flops_per_position(phase) / 1e6:,.1f} MFLOPs per token, {steps * positions:,} positions"
+        f"{objective.flops_per_position(phase) / 1e6:,.1f} MFLOPs per position, {steps * positions:,} positions"
         + (f", {phase.masking.rate:.0%} masked" if phase.masking.rate != Masking().rate else "")
     )
