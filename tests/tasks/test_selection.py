@@ -80,7 +80,7 @@ def test_resumed_run_stops_early_at_the_same_step(glue, letters, tmp_path, log_l
     continued = shutil.copytree(tmp_path / "whole", tmp_path / "continued")
     assert loop.train(make_task(glue, letters, steps=40), str(continued))["step"] == 6
     assert "the run has stopped early; raise config.patience to continue it" in log_lines
-    assert loop.train(make_task(glue, letters, patience=4), str(continued))["step"] == 10
+    assert loop.train(make_task(glue, letters, steps=40, patience=4), str(continued))["step"] == 10
 
     def killed_before(step):
         """Copies the workdir without results and without the checkpoints of `step` and later."""
