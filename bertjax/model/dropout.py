@@ -19,14 +19,14 @@ BITS = 16
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
 
 
-class AttentionDropout(NamedTuple):
+class DropoutSpec(NamedTuple):
     """Dropout of attention probabilities. There is none if the rate is 0 or the key None."""
 
     rate: float
     key: jax.Array | None
 
 
-NO_DROPOUT = AttentionDropout(0.0, None)
+NO_DROPOUT = DropoutSpec(0.0, None)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
@@ -85,7 +85,7 @@ def dropout_seeds(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, ja
     return hash_positions(position, first, second), hash_positions(position, second ^ np.uint32(_GOLDEN), first)
 
 
-def kernel_dropout(drop: AttentionDropout, shape: tuple[int, ...]) -> tuple[float, tuple[jax.Array, jax.Array]]:
+def kernel_dropout(drop: DropoutSpec, shape: tuple[int, ...]) -> tuple[float, tuple[jax.Array, jax.Array]]:
     """Returns the rate (0 without a key) and the seeds for dropout in an attention kernel, see `dropout_seeds`."""
     if drop.key is None or not drop.rate:
         return 0.0, (jnp.zeros(shape, jnp.uint32),) * 2
@@ -115,7 +115,7 @@ def block_key(key: jax.Array, block: jax.Array, num_blocks: int) -> jax.Array:
 
 
 def _on_key(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Makes a function of Threefry keys, such as `fold_in`, work on block keys (`_BLOCK_KEY`), and keep their block."""
+    """Wraps a function of Threefry keys, such as `fold_in`, for block keys (`_BLOCK_KEY`), whose block is kept."""
 
     def apply(data: jax.Array, argument: Any) -> jax.Array:
         words = jax.random.key_data(function(jax.random.wrap_key_data(data[:2], impl="threefry2x32"), argument))

@@ -41,8 +41,8 @@ class Embeddings(nn.Module):
         if config.has_position_embeddings:
             self.position_table = table("position", config.max_position_embeddings, "position")
         if config.embedding_norm:
-            # The layers' norms recompute their float32 intermediate values in the backward pass. Here, this would
-            # save no memory, because the input is float32 as well.
+            # The layers' norms recompute their float32 intermediate values in the backward pass. Here, this would save
+            # no memory, because the input is float32 as well.
             self.norm = make_norm(config, recompute=False)
 
     def __call__(

@@ -26,7 +26,7 @@ from jax.ad_checkpoint import checkpoint_name
 from bertjax.model.attention.dispatch import Attention, select_attention
 from bertjax.model.attention.xla import AttentionMask
 from bertjax.model.config import LSTM, ModelConfig
-from bertjax.model.dropout import AttentionDropout, dropout
+from bertjax.model.dropout import DropoutSpec, dropout
 from bertjax.model.embeddings import Embeddings
 from bertjax.model.layers import (
     CONTEXT,
@@ -209,9 +209,8 @@ class SelfAttention(nn.Module):
             # Tokens attend to their own sequence: to all tokens (0), or to themselves and `window` neighbors, half on
             # each side.
             mask = AttentionMask(config.attention_direction, shared.sequence_ids, window)
-            return self.attention_fn(
-                query, key, value, mask, AttentionDropout(config.attention_probs_dropout_prob, dropout_key)
-            )
+            drop = DropoutSpec(config.attention_probs_dropout_prob, dropout_key)
+            return self.attention_fn(query, key, value, mask, drop)
 
         def attend_by_layer(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             if layer.is_local is None:

@@ -23,8 +23,8 @@ class Run:
     # Step of the checkpoint (default: 0, the last checkpoint of a pre-training run, or the best one of a fine-tuning
     # run).
     init_step: int = 0
-    # Number of consecutive seeds per sweep setting, starting at the config's seed (default: 0, a single run
-    # with that seed).
+    # Number of consecutive seeds per sweep setting, starting at the config's seed (default: 0, a single run with
+    # that seed).
     seeds: int = 0
     members: tuple["Run", ...] = ()  # single-seed fine-tuning runs of an ensemble
     released: str = ""  # path or Hub address of a released checkpoint (default: empty). If set, the run trains nothing.

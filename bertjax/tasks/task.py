@@ -149,7 +149,7 @@ class Task:
         self.config = config
         # Files to store in the workdir (content by name), so that checkpoints can be used without the data.
         self.workdir_files: dict[str, bytes] = {}
-        # Fields about the data for `results.json`. Tasks with `labels` set "evaluated_on", a title of plots.
+        # Fields about the data for `results.json`. Tasks with `labels` set "evaluated_on", for plots.
         self.results: dict[str, Any] = {}
         # Additional tasks to evaluate with the same parameters, keyed by a prefix of their metric names.
         self.other_tasks: dict[str, Task] = {}

@@ -18,7 +18,7 @@ def compiled_attention(topology: str, rows: int, length: int, heads: int, implem
     from bertjax.model.attention.dispatch import select_attention
     from bertjax.model.attention.xla import AttentionMask
     from bertjax.model.config import ModelConfig
-    from bertjax.model.dropout import AttentionDropout
+    from bertjax.model.dropout import DropoutSpec
     from bertjax.training.sharding import MESH_AXES, batch_sharding, replicated, under_mesh
 
     mesh = Mesh(np.array(tpu_devices(topology, 1)[:1]).reshape(1, 1, 1), MESH_AXES)
@@ -28,7 +28,7 @@ def compiled_attention(topology: str, rows: int, length: int, heads: int, implem
     def attend(query, key, value, ids, gradient, dropout_key):
         def forward(query, key, value):
             attention = select_attention(model, length, is_packed=True)
-            return attention(query, key, value, AttentionMask("both", ids), AttentionDropout(rate, dropout_key))
+            return attention(query, key, value, AttentionMask("both", ids), DropoutSpec(rate, dropout_key))
 
         context, backward = jax.vjp(forward, query, key, value)
         return context, backward(gradient)

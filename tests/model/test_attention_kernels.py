@@ -14,7 +14,7 @@ from bertjax.model.attention.flash import flash_attention
 from bertjax.model.attention.fused import fused_attention
 from bertjax.model.attention.splash import splash_attention
 from bertjax.model.attention.xla import AttentionMask, cudnn_attention, xla_attention
-from bertjax.model.dropout import AttentionDropout
+from bertjax.model.dropout import DropoutSpec
 from bertjax.training.sharding import make_mesh, replicated, under_mesh
 
 
@@ -40,7 +40,7 @@ def results(attention, direction, rate, query, key, value, gradient, ids, window
     """Returns the output and the gradients of query, key and value."""
 
     def attend(query, key, value):
-        drop = AttentionDropout(rate, jax.random.key(7) if rate else None)
+        drop = DropoutSpec(rate, jax.random.key(7) if rate else None)
         return attention(query, key, value, AttentionMask(direction, ids, window), drop)
 
     context, back = jax.vjp(attend, query, key, value)

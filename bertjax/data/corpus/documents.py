@@ -34,8 +34,8 @@ _BOOK_START = re.compile(r"^\*\*\* ?START OF TH(?:E|IS) PROJECT GUTENBERG EBOOK.
 _BOOK_END = re.compile(r"^\*\*\* ?END OF TH(?:E|IS) PROJECT GUTENBERG EBOOK", re.MULTILINE)
 # Divide longer paragraphs, because `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
-# Characters to replace by spaces, because `sentencex` fails next to multi-byte whitespace. U+0085 is
-# removed instead, as in BERT's tokenizer.
+# Characters to replace by spaces, because `sentencex` fails next to multi-byte whitespace. U+0085 is removed instead,
+# as in BERT's tokenizer.
 _WIDE_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _SENTENCE_END = re.compile("[.!?:;\u2026\u3002][\"'\u2019\u201d)\\]*_]*$")
 # Maximum characters of a line in wrapped text, and maximum fraction of lines that are longer, such as web addresses.

@@ -11,11 +11,11 @@ import jax
 from bertjax.errors import UsageError, first_line
 from bertjax.model.attention.xla import AttentionMask
 from bertjax.model.config import AUTO, ModelConfig
-from bertjax.model.dropout import AttentionDropout
+from bertjax.model.dropout import DropoutSpec
 from bertjax.model.partitioning import current_device, platform
 
 # Self-attention function: maps queries, keys and values [B, L, H, K] to the context [B, L, H, K].
-Attention = Callable[[jax.Array, jax.Array, jax.Array, AttentionMask, AttentionDropout], jax.Array]
+Attention = Callable[[jax.Array, jax.Array, jax.Array, AttentionMask, DropoutSpec], jax.Array]
 
 
 class AttentionFn(Protocol):
@@ -128,7 +128,7 @@ def _import_user_function(path: str) -> AttentionFn:
 
 
 def _call_user_function(
-    path: str, query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: AttentionDropout
+    path: str, query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: DropoutSpec
 ) -> jax.Array:
     """Calls an `AttentionFn` and checks the shape and dtype of its result."""
     function, mesh = _import_user_function(path), jax.sharding.get_abstract_mesh()

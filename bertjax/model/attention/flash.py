@@ -19,14 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from bertjax.model.attention.xla import MASKED_LOGIT, AttentionMask
-from bertjax.model.dropout import (
-    BITS,
-    AttentionDropout,
-    dropout_scale,
-    dropout_threshold,
-    hash_positions,
-    kernel_dropout,
-)
+from bertjax.model.dropout import BITS, DropoutSpec, dropout_scale, dropout_threshold, hash_positions, kernel_dropout
 from bertjax.model.partitioning import platform_kernel, shard_over_mesh
 
 _LOG2_E = math.log2(math.e)
@@ -54,7 +47,7 @@ class _Options(NamedTuple):
 
 
 def flash_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: AttentionDropout
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: DropoutSpec
 ) -> jax.Array:
     """Computes the same attention as `xla_attention`. For GPUs; slow on CPU and TPU. Implements `Attention`."""
     rows, length, heads, size = query.shape

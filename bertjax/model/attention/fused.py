@@ -18,14 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bertjax.model.attention.xla import MASKED_LOGIT, AttentionMask, attention_mask
-from bertjax.model.dropout import (
-    BITS,
-    AttentionDropout,
-    dropout_scale,
-    dropout_threshold,
-    hash_positions,
-    kernel_dropout,
-)
+from bertjax.model.dropout import BITS, DropoutSpec, dropout_scale, dropout_threshold, hash_positions, kernel_dropout
 from bertjax.model.partitioning import current_device, platform_kernel, shard_over_mesh
 
 # Width of a vector register. The width of a block must be a multiple of this number, or the array's full width.
@@ -47,7 +40,7 @@ class _Options(NamedTuple):
 
 
 def fused_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: AttentionDropout
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: DropoutSpec
 ) -> jax.Array:
     """Computes the same attention as `xla_attention`. For TPUs; slow on CPU and GPU. Implements `Attention`."""
     rows, length, heads, size = query.shape

@@ -9,7 +9,7 @@ import numpy as np
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from bertjax.model.attention.xla import AttentionMask
-from bertjax.model.dropout import AttentionDropout
+from bertjax.model.dropout import DropoutSpec
 from bertjax.model.partitioning import platform_kernel, shard_over_mesh
 
 # Block sizes are 128, 256 or 512 tokens, whichever is the largest that divides the row length. If none does, rows are
@@ -24,7 +24,7 @@ _WINDOWS = {"left": (None, 0), "right": (0, None)}
 
 
 def splash_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: AttentionDropout
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: DropoutSpec
 ) -> jax.Array:
     """Computes the same attention as `xla_attention`. For TPUs; slow on CPU and GPU. Implements `Attention`."""
     rows, length, heads, size = query.shape

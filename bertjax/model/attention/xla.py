@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax.model.dropout import NO_DROPOUT, AttentionDropout, dropout
+from bertjax.model.dropout import NO_DROPOUT, DropoutSpec, dropout
 from bertjax.model.matmul import einsum
 from bertjax.model.partitioning import shard_over_mesh
 
@@ -47,7 +47,7 @@ def attention_mask(direction: str, query_ids: jax.Array, key_ids: jax.Array, win
 
 
 def xla_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: AttentionDropout
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: DropoutSpec
 ) -> jax.Array:
     """Computes softmax(Q K^T / sqrt(head size)) V with the softmax in float32. Implements `Attention`."""
     query = query * query.shape[-1] ** -0.5
@@ -63,7 +63,7 @@ def xla_attention(
     return _attend((query, key, value), allowed, drop)
 
 
-def _attend(states: Sequence[jax.Array], allowed: jax.Array, drop: AttentionDropout = NO_DROPOUT) -> jax.Array:
+def _attend(states: Sequence[jax.Array], allowed: jax.Array, drop: DropoutSpec = NO_DROPOUT) -> jax.Array:
     """Computes attention of scaled queries [B, L, H, K] to keys and values [B, M, H, K] with a mask [B, L, M]."""
     query, key, value = states
     logits = einsum("BLHK,BMHK->BHLM", query, key).astype(jnp.float32)
@@ -116,7 +116,7 @@ def _attend_in_blocks(query: jax.Array, key: jax.Array, value: jax.Array, mask: 
 
 
 def cudnn_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: AttentionDropout
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: AttentionMask, drop: DropoutSpec
 ) -> jax.Array:
     """Computes the same attention as `xla_attention`. Implements `Attention`.
 

@@ -233,8 +233,8 @@ def _mean(losses: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def _num_blocks(num_rows: int, num_columns: int) -> int:
-    """Returns the fewest equal row blocks of at most `_MAX_LOGITS` logits each, but with at least a row per shard."""
+    """Returns the fewest equal row blocks of at most `_MAX_LOGITS` logits each, but at least one row per shard."""
     mesh = jax.sharding.get_abstract_mesh()
-    limit = num_rows // (1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"])  # At least a row per shard.
+    limit = num_rows // (1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"])  # at least one row per shard
     needed = min(limit, math.ceil(num_rows * num_columns / _MAX_LOGITS))
     return next(count for count in range(max(1, needed), limit + 1) if limit % count == 0)
