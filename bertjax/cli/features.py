@@ -3,13 +3,13 @@
 import argparse
 import logging
 import math
-import tempfile
 from collections import Counter
 from itertools import chain, islice
 from pathlib import Path
 
 from bertjax.cli.parser import CHECKPOINT, command, count, number, option
 from bertjax.errors import UsageError
+from bertjax.utils.io import make_output_folder
 from bertjax.utils.terminal import show
 
 logger = logging.getLogger(__name__)
@@ -157,9 +157,7 @@ def mine(args: argparse.Namespace) -> None:
     documents = [text for text in dict.fromkeys(texts) if text.strip()]
     logger.info(f"{len(pairs):,} distinct anchors, {len(documents):,} distinct documents")
     model = load_model(args.checkpoint)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=output.parent):  # Raises now if the folder is not writable, not after the work.
-        pass
+    make_output_folder(output.parent)
     if not model.embedder:
         logger.warning(f"{args.checkpoint} is not a sentence embedder; its vectors are means over all tokens")
     vectors = encode_texts(model, [*pairs], is_query=True), encode_texts(model, documents, is_query=False)

@@ -35,7 +35,7 @@ from bertjax.model.heads import LmHead, mean_states, sequence_states
 from bertjax.tasks.embedding.sentence_embedder import SENTENCE, TOKENS, Pooling
 from bertjax.tasks.finetuning.output_layer import CHOICES, SPANS
 from bertjax.training.sharding import list_devices
-from bertjax.utils.io import atomic_file, check_free_space, is_remote, write_atomic
+from bertjax.utils.io import atomic_file, check_free_space, is_remote, make_output_folder, write_atomic
 from bertjax.utils.terminal import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def export(source: str, destination: str, overwrite: bool = False) -> None:
     num_bytes = sum(array.nbytes for array in params.values())
     if num_bytes > _MAX_BYTES:
         raise UsageError(f"{source} has {num_bytes:,} bytes; {target.suffix} is limited to 2 GiB; use bertjax convert")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_output_folder(target.parent)
     check_free_space(target.parent, num_bytes, str(target))
     bar = progress_bar(f"export {target.name}", len(_TEXTS) + 2, " steps")
     # Set the precision, because GPUs and TPUs multiply float32 matrices with fewer bits by default.

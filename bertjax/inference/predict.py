@@ -29,7 +29,7 @@ from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, 
 from bertjax.tasks.finetuning.task import FinetuningTask
 from bertjax.tasks.records import FIELDS, PredictionRecords, Record
 from bertjax.training.plots import plot_cosines
-from bertjax.utils.io import atomic_file
+from bertjax.utils.io import atomic_file, make_output_folder
 
 # Maximum number of texts in memory.
 _CHUNK_TEXTS = 256
@@ -264,7 +264,7 @@ def create_output(task: FinetuningTask, folder: str, columns: Sequence[str] = ()
         filled = {column for row in file_records.read_columns(columns) for column in columns if row.fields[column]}
         if empty := sorted({*columns} - filled):
             raise UsageError(f"column {empty[0]!r} of --columns is empty in every row; leave this column out")
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    make_output_folder(Path(folder))
 
 
 def write_outputs(

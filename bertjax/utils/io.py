@@ -272,6 +272,16 @@ def cache_dir() -> Path:
     return path
 
 
+def make_output_folder(folder: Path) -> None:
+    """Creates a folder. Raises a BertjaxError, before any work, if files cannot be written to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise BertjaxError(f"cannot write to {folder}: {first_line(error)}; choose another folder") from error
+
+
 def check_free_space(folder: os.PathLike | str, needed_bytes: float, what: str, remedy: str = "") -> None:
     """Raises a BertjaxError if a local disk has less than `needed_bytes` plus `_RESERVE_BYTES` free.
 

@@ -172,9 +172,9 @@ def test_a_list_of_positives_is_several_pairs(embedder, tmp_path, capfd):
 def test_wrong_options_and_files_are_rejected(embedder, tmp_path, capfd):
     source = write_pairs(tmp_path / "pairs.tsv", [("a", "b"), ("c", "d")])
 
-    def error(*options, file=source, output=tmp_path / "hard.tsv"):
+    def error(*options, file=source, output=tmp_path / "hard.tsv", code=2):
         command = ["mine", f"--checkpoint={embedder}", f"--input={file}", f"--output={output}", *options]
-        line = refused(capfd, *command, logs=True)
+        line = refused(capfd, *command, logs=True, code=code)
         assert not (tmp_path / "hard.tsv").exists()
         return line
 
@@ -187,6 +187,8 @@ def test_wrong_options_and_files_are_rejected(embedder, tmp_path, capfd):
     assert "corpus.jsonl" in error(f"--corpus={tmp_path / 'corpus.jsonl'}")
     assert "out of range" in error("--margin=nan")
     assert "is the input" in error(output=source)
+    # Before any work: with this margin, there would be too few negatives. Not even root can write to /proc.
+    assert "cannot write to /proc: " in error("--margin=1.9", output="/proc/hard.tsv", code=1)
     assert "cannot read" in error(file=tmp_path / "nosuch.tsv", output=source)
 
 
