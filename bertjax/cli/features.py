@@ -9,7 +9,6 @@ from pathlib import Path
 
 from bertjax.cli.parser import CHECKPOINT, command, count, number, option
 from bertjax.errors import UsageError
-from bertjax.utils.io import make_output_folder
 from bertjax.utils.terminal import show
 
 logger = logging.getLogger(__name__)
@@ -134,6 +133,7 @@ def mine(args: argparse.Namespace) -> None:
     from bertjax.inference.inputs import read_texts
     from bertjax.inference.load import load_model
     from bertjax.inference.mine import hard_negatives
+    from bertjax.utils.io import make_output_folder
 
     per_row, margin = args.negatives, -math.inf if args.margin is None else args.margin
     lowest = args.first_rank - 1 + per_row
