@@ -110,7 +110,7 @@ def read_vocabulary(path: str | os.PathLike, lower_case: bool | None = None) -> 
     folder = sentence_transformers.transformer_folder(folder)
     prefix = tensorflow1.find_prefix(folder)
     if prefix is None or has_weights(folder):
-        vocabulary, notes = read_tokenizer(folder, lower_case)
+        vocabulary, _, notes = read_tokenizer(folder, lower_case)
         for note in notes:
             logger.info(note)
     else:

@@ -66,7 +66,8 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     hf_config = read_object(file)
     with naming(file, "correct its values, or copy it again"):
         family, config, output_kind, labels = _read_config(hf_config, file)
-    vocabulary, notes = read_tokenizer(folder, lower_case)
+    vocabulary, pair_segments, notes = read_tokenizer(folder, lower_case)
+    config = dataclasses.replace(config, pair_segments=pair_segments)
     embedder = sentence_transformers.read(root, config)
     if embedder and embedder.refusal and not output_kind:
         notes.append(f"no default pooling: {embedder.refusal}")
@@ -203,7 +204,8 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
     restored = family.model_config(hf_config, Path(CONFIG))
     if not config.num_key_value_heads and restored.num_key_value_heads == config.num_attention_heads:
         restored = dataclasses.replace(restored, num_key_value_heads=0)  # 0: one per attention head
-    for name in {*ARCHITECTURE_FIELDS} - {"pad_vocab_to_multiple_of"}:
+    # `write_tokenizer` writes `pair_segments`.
+    for name in {*ARCHITECTURE_FIELDS} - {"pad_vocab_to_multiple_of", "pair_segments"}:
         if (value := getattr(config, name)) != getattr(restored, name):
             raise UsageError(
                 f"Hugging Face's format does not support model.{name}={value}; use the bertjax checkpoint itself"

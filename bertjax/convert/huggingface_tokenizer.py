@@ -53,11 +53,13 @@ _EXTRA, _OLD_EXTRA = "extra_special_tokens", "additional_special_tokens"
 _STANDINS = {"cls_token": "bos_token", "sep_token": "eos_token", "unk_token": "pad_token"}
 
 
-def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabulary | None, list[str]]:
-    """Returns the vocabulary of a folder (None if the folder contains no vocabulary), and notes for the user.
+def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabulary | None, bool, list[str]]:
+    """Reads a folder's tokenizer. Raises a UsageError if it is unsupported.
 
-    The token ids equal those of `AutoTokenizer`. Raises a UsageError for an unsupported tokenizer.
-    `lower_case`, if not None, replaces `do_lower_case` of the folder.
+    The token ids equal those of `AutoTokenizer`. `lower_case`, if not None, replaces `do_lower_case` of the folder.
+
+    Returns:
+      The vocabulary (None if the folder contains no vocabulary), `Architecture.pair_segments`, and notes for the user.
     """
     config, tokenizer = (read_object(folder / name, optional=True) for name in (CONFIG, TOKENIZER))
     model = read_object(folder / "config.json", optional=True)
@@ -71,7 +73,7 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     is_bert = model_type == BERT
     has_vocabulary = bool(tokenizer) or (model_type == BYTE_LEVEL and (folder / BPE_MERGES).is_file())
     if not has_vocabulary and not (folder / VOCABULARY).is_file() and (is_bert or not (folder / CONFIG).is_file()):
-        return read_vocabulary_file(folder, lower_case), []
+        return read_vocabulary_file(folder, lower_case), True, []
     _check_supported(folder, config, tokenizer_class, tokenizer, has_vocabulary)
     try:
         if not config.get(_EXTRA) and _OLD_EXTRA in config:
@@ -98,23 +100,26 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
         default = (_TYPE_IDS,) if is_bert and tokenizer_class != "DistilBertTokenizer" else ()
         returns_segments = _TYPE_IDS in (config.get("model_input_names") or default)
         has_segments = {"type_vocab_size": 2, **model, **(family.values if family else {})}["type_vocab_size"] > 1
-        separators, single = _separators(engine, special_ids, has_segments), engine.encode("a")
+        separators, single = _separators(engine, special_ids), engine.encode("a")
+        segment = _second_segment(engine, separators[1])
         if separators[1] < 0 or (has_segments and returns_segments and any(single.type_ids)):
             raise UsageError(
                 f"{folder / TOKENIZER} encodes the text 'a' as {' '.join(single.tokens)} in the segments "
                 f"{single.type_ids}, not as [CLS] a [SEP] in segment 0; use a tokenizer with BERT's post_processor"
             )
+        pair = engine.encode("a", "b")
         if not separators[0]:
-            pair = engine.encode("a", "b")
-            problem = f"their rows are {' '.join(pair.tokens)}, not [CLS] a [SEP] b [SEP]"
-            if _separators(engine, special_ids, has_segments=False)[0]:
-                problem = f"their segments are {pair.type_ids}, but the model has more than one segment"
-            notes.append(f"pairs of texts are not supported: {problem}")
-        elif has_segments and not returns_segments:
+            rows = " ".join(pair.tokens)
+            notes.append(f"pairs of texts are not supported: their rows are {rows}, not [CLS] a [SEP] b [SEP]")
+        elif has_segments and returns_segments and segment is None:
+            notes.append(f"pairs of texts are not supported: their segments are {pair.type_ids}")
+            separators = (0, separators[1])
+        elif has_segments and segment and not returns_segments:
             notes.append(
-                "the second text of a pair is segment 1; in transformers it is 0, since model_input_names of "
-                f"{CONFIG} lacks {_TYPE_IDS}"
+                f"both texts of a pair have segment 0, as in transformers, since model_input_names of {CONFIG} lacks "
+                f"{_TYPE_IDS}"
             )
+        pair_segments = segment != 0 and returns_segments if has_segments else True
     except UsageError:
         raise
     except Exception as error:  # The package `tokenizers` raises `Exception` for all errors.
@@ -129,7 +134,7 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
     if lower_case not in (None, vocabulary.lower_case):
         option = "--uncased" if lower_case else "--cased"
         raise UsageError(f"{option} has no effect on {folder / TOKENIZER}, which sets lower-casing; omit {option}")
-    return vocabulary, notes
+    return vocabulary, pair_segments, notes
 
 
 def _check_supported(
@@ -159,10 +164,11 @@ def _ignored_parts(engine: Tokenizer, tokenizer: dict[str, Any], special_ids: di
     for name in ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word"):
         pairs.append((name, built["model"], tokenizer["model"]))
     names = [name for name, own, file in pairs if file.get(name, own[name]) != own[name]]
-    # `_separators` does not depend on the ids of the text, so a vocabulary of one token is enough.
+    # Rows do not depend on the ids of the text, so a vocabulary of one token is enough.
     model = {**built["model"], "vocab": {built["model"]["unk_token"]: 0}}
     probe = {**built, "model": model, "added_tokens": [], "post_processor": tokenizer.get("post_processor")}
-    is_other_row = _separators(Tokenizer.from_str(json.dumps(probe)), special_ids) != (1, 1)
+    rows = Tokenizer.from_str(json.dumps(probe))
+    is_other_row = (*_separators(rows, special_ids), _second_segment(rows, 1)) != (1, 1, 1)
     return names + ["post_processor"] * is_other_row
 
 
@@ -226,22 +232,29 @@ def _find_special_ids(engine: Tokenizer, folder: Path, tokens: dict[str, str]) -
     return {name.removesuffix("_token"): ids[token] for name, token in special.items()}
 
 
-def _separators(engine: Tokenizer, special_ids: dict[str, int], has_segments: bool = True) -> tuple[int, int]:
+def _separators(engine: Tokenizer, special_ids: dict[str, int]) -> tuple[int, int]:
     """Returns the number of [SEP] tokens between the two texts of a pair, and at the end of a row.
 
-    The first number is 0 (pairs are unsupported) unless a pair is encoded as [CLS] A [SEP]... B [SEP]. With
-    `has_segments`, the segment ids must also be 0 before B, and 1 from the start of B. The second number is -1 unless a
-    single text is encoded as [CLS] A [SEP] or [CLS] A.
+    The first number is 0 (pairs are unsupported) unless a pair is encoded as [CLS] A [SEP]... B [SEP]. The second
+    number is -1 unless a single text is encoded as [CLS] A [SEP] or [CLS] A.
     """
     cls, sep = special_ids["cls"], special_ids["sep"]
     texts = [engine.encode(text, add_special_tokens=False).ids for text in "ab"]
     single, pair = engine.encode("a").ids, engine.encode("a", "b")
     num_end = next((count for count in (0, 1) if single == [cls, *texts[0], *[sep] * count]), -1)
     num_middle = len(pair) - len(single) - len(texts[1])
-    segments = [0] * (len(pair) - len(texts[1]) - num_end) + [1] * (len(texts[1]) + num_end)
     expected = [cls, *texts[0], *[sep] * num_middle, *texts[1], *[sep] * num_end]
-    is_known = pair.ids == expected and (pair.type_ids == segments or not has_segments)
-    return (num_middle if is_known else 0), num_end
+    return (num_middle if pair.ids == expected else 0), num_end
+
+
+def _second_segment(engine: Tokenizer, num_end: int) -> int | None:
+    """Returns the segment of the second text of a pair and its `num_end` [SEP], or None if it is not 0 or 1.
+
+    Also returns None if other tokens are not in segment 0.
+    """
+    ids, num_second = engine.encode("a", "b").type_ids, len(engine.encode("b", add_special_tokens=False)) + num_end
+    num_first = len(ids) - num_second
+    return next((segment for segment in (0, 1) if ids == [0] * num_first + [segment] * num_second), None)
 
 
 def _standard_vocabulary(engine: Tokenizer, folder: Path, special_ids: dict[str, int]) -> Vocabulary | None:
@@ -297,7 +310,7 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
         "tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast",
         "do_lower_case": vocabulary.lower_case,
         "model_max_length": config.max_row_tokens,
-        "model_input_names": ["input_ids", *([_TYPE_IDS] if config.type_vocab_size > 1 else []), "attention_mask"],
+        "model_input_names": ["input_ids", *([_TYPE_IDS] if config.has_pair_segments else []), "attention_mask"],
         **special_tokens,
     }
     if vocabulary.kind == TOKENIZER_JSON:

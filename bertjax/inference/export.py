@@ -243,7 +243,7 @@ _FORMATS = {".onnx": _write_onnx, ".stablehlo": _write_stablehlo}
 
 
 def _input_names(checkpoint: PortableCheckpoint) -> tuple[str, ...]:
-    return _INPUTS if checkpoint.config.type_vocab_size > 1 else _INPUTS[:2]
+    return _INPUTS if checkpoint.config.has_pair_segments else _INPUTS[:2]
 
 
 def _axes(checkpoint: PortableCheckpoint) -> tuple[str, ...]:

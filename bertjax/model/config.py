@@ -50,6 +50,8 @@ class Architecture(Section):
       max_position_embeddings: number of learned position embeddings, which is the maximum row length in tokens plus
         `position_offset`. With RoPE, the maximum row length.
       type_vocab_size: number of segment embeddings. With 0 or 1, the texts of a pair have the same segment.
+      pair_segments: whether the second text of a pair has segment 1. If false, all tokens have segment 0, as in a
+        RoBERTa with two segments, whose tokenizer does not return segments.
       hidden_act: activation of the feed-forward layer: `gelu_tanh` (as in google-research/bert), `gelu_erf`, `relu`,
         `silu` or `tanh`.
       layer_norm_eps: epsilon added to the variance in LayerNorm.
@@ -105,6 +107,7 @@ class Architecture(Section):
     intermediate_size: int = bounded(3072, at_least=1, at_most=1 << 19)
     max_position_embeddings: int = bounded(512, at_least=1, at_most=1 << 20)
     type_vocab_size: int = bounded(2, at_least=0, at_most=1 << 16)
+    pair_segments: bool = True
     hidden_act: str = bounded("gelu_tanh", choices=ACTIVATIONS)
     layer_norm_eps: float = bounded(1e-12, at_least=0)
     attention_direction: str = bounded("both", choices=DIRECTIONS)
@@ -182,6 +185,11 @@ class Architecture(Section):
         return 0 if self.encoder == LSTM else self.type_vocab_size
 
     @property
+    def has_pair_segments(self) -> bool:
+        """Whether the two texts of a pair have different segments."""
+        return self.type_vocab_size > 1 and self.pair_segments
+
+    @property
     def has_position_embeddings(self) -> bool:
         return self.encoder != LSTM and self.position_embedding_type == ABSOLUTE
 
@@ -223,6 +231,7 @@ _UNUSED_FIELDS: dict[tuple[str, Any], tuple[str, ...]] = {
         *("attention_direction", "embedding_size", "embedding_norm", "norm", "norm_bias", "norm_first", "gated_mlp"),
         *("first_attention_norm", "position_embedding_type", "position_offset", "local_attention", "attention_bias"),
         *("num_key_value_heads", "mlp_bias", "lm_head", "tie_word_embeddings", "classifier_pooling", "token_pooler"),
+        "pair_segments",
     ),
     ("position_embedding_type", ABSOLUTE): ROPE_THETAS,
     ("position_embedding_type", ROTARY): ("position_offset",),

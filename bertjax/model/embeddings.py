@@ -62,8 +62,8 @@ class Embeddings(nn.Module):
         # Multiply by one-hot rows, because for two segments, this is faster than a gather, forward and backward. Set
         # `precision`, because accelerators would otherwise multiply with less than float32 precision.
         config = self.config
-        if config.num_segments == 1:  # All tokens have the same segment, as in RoBERTa.
-            x += self.segment_table
+        if config.num_segments and not config.has_pair_segments:  # All tokens have segment 0, as in RoBERTa.
+            x += self.segment_table[:1]
         elif config.num_segments:
             one_hot = jax.nn.one_hot(segment_ids, config.num_segments, dtype=x.dtype)
             x += jnp.matmul(one_hot, self.segment_table, precision="highest")

@@ -8,6 +8,7 @@ import pytest
 from checkpoints import edit_json
 from commanding import printed
 from made_up_text import write_text
+from safetensors.numpy import load_file
 from tiny_config import tiny_config
 
 import bertjax
@@ -141,7 +142,7 @@ def save_tokenizer(kind, lines, folder):
 def test_ids_of_texts_and_pairs_equal_those_of_transformers(kind, lines, tmp_path):
     save_tokenizer(kind, lines, tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    vocabulary, notes = read_tokenizer(tmp_path)
+    vocabulary, _, notes = read_tokenizer(tmp_path)
     tokenizer = Tokenizer(vocabulary)
     assert not notes
     for text in lines:
@@ -175,7 +176,7 @@ def test_normalizer_that_prepends_the_word_marker_needs_no_other_prefix(lines, t
 def test_exported_tokenizer_encodes_split_words_as_in_training(kind, lines, tmp_path):
     model_type = save_tokenizer(kind, lines, tmp_path)
     original = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    vocabulary, _ = read_tokenizer(tmp_path)
+    vocabulary, *_ = read_tokenizer(tmp_path)
     words = [*WORDS, "1,000.5", "ok😀", "日本", "don't", "a[MASK]b", "[CLS]", "<mask>", "x<s>y"]
     expected = [Tokenizer(vocabulary).encode_word(word) for word in WORDS]
     vocabulary = dataclasses.replace(vocabulary, prefix=Tokenizer(vocabulary).missing_prefix)
@@ -207,7 +208,7 @@ def test_rows_follow_the_template_of_the_post_processor(single, pair, has_pairs,
     eurobert(lines, tmp_path, single, pair)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "eurobert"}))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    vocabulary, notes = read_tokenizer(tmp_path)
+    vocabulary, _, notes = read_tokenizer(tmp_path)
     assert bool(notes) != has_pairs
     first, second = map(Tokenizer(vocabulary).encode, ("ba na", "ke"))
     assert encode_pair(first, None, 10_000, vocabulary)["input_ids"] == theirs("ba na")["input_ids"]
@@ -221,12 +222,33 @@ def test_rows_follow_the_template_of_the_post_processor(single, pair, has_pairs,
             encode_pair(first, second, 10_000, vocabulary)
 
 
-@pytest.mark.parametrize(("segments", "separators"), [(1, 2), (2, 0)])
-def test_roberta_with_two_segments_does_not_support_pairs(segments, separators, lines, tmp_path):
-    """In transformers, both texts of a pair are in segment 0, so segment 1 is never used."""
-    roberta(lines, tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta", "type_vocab_size": segments}))
-    assert read_tokenizer(tmp_path)[0].pair_separators == separators
+@pytest.mark.parametrize("names", [None, ["input_ids", "token_type_ids", "attention_mask"]])
+def test_texts_of_a_pair_have_segment_0_in_a_roberta_with_two_segments(names, lines, tmp_path):
+    """`RobertaConfig` has two segments by default. Its tokenizer returns none, or only segment 0."""
+    folder, run, back = (tmp_path / name for name in ("roberta", "run", "back"))
+    roberta(lines, folder)
+    if names:
+        edit_json(folder / "tokenizer_config.json", model_input_names=names)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    sizes = {"vocab_size": len(theirs), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.RobertaConfig(**sizes, intermediate_size=32, max_position_embeddings=66)
+    reference = transformers.RobertaModel(config).eval()
+    reference.save_pretrained(folder)
+    with torch.inference_mode():
+        expected = reference(**theirs("ba na", "ke", return_tensors="pt")).last_hidden_state.numpy()
+    bertjax.load(folder).save(run)
+    bertjax.load(run).save(back, format="huggingface")
+    for path in (folder, run, back):
+        bert = bertjax.load(path)
+        batch = bert.batch([("ba na", "ke")])
+        ids, segments, mask = (batch[name] for name in ("input_ids", "segment_ids", "input_mask"))
+        hidden, _ = bertjax.Encoder(bert.config).apply({"params": bert.params["encoder"]}, ids, segments, mask)
+        np.testing.assert_allclose(hidden[:, : expected.shape[1]], expected, atol=1e-5)
+    written = json.loads((back / "config.json").read_text())
+    assert written["type_vocab_size"] == 2
+    arrays = [load_file(path / "model.safetensors") for path in (folder, back)]
+    name = "embeddings.token_type_embeddings.weight"
+    np.testing.assert_array_equal(*(array[name] for array in arrays))
 
 
 @pytest.mark.parametrize("class_name", ["XLMRobertaTokenizer", "CamembertTokenizer"])
@@ -248,7 +270,7 @@ def test_sentencepiece_tokenizers_follow_bos_eos_and_the_id_of_unknown_pieces(cl
     config.pop("added_tokens_decoder", None)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"bos_token": "<pad>", "eos_token": "<mask>"}))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    vocabulary, _ = read_tokenizer(tmp_path)
+    vocabulary, *_ = read_tokenizer(tmp_path)
     for text in ("ba na", "\u2603 ba \u2603"):
         expected = theirs(text)["input_ids"]
         assert encode_pair(Tokenizer(vocabulary).encode(text), None, 10_000, vocabulary)["input_ids"] == expected

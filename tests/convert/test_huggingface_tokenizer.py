@@ -149,9 +149,9 @@ def test_dropout_of_a_byte_pair_tokenizer_is_ignored(letters, plain, save_json):
         tokenizer.model = models.BPE(vocab, [("a", "b")], dropout=0.5, unk_token="[UNK]")
 
     save_json(change)
-    ignored, segments = read_tokenizer(plain)[1]
+    ignored, segments = read_tokenizer(plain)[2]
     assert ignored == "ignored dropout=0.5 of tokenizer.json, so that a text always has the same tokens"
-    assert segments.startswith("the second text of a pair is segment 1; in transformers it is 0")
+    assert segments.startswith("both texts of a pair have segment 0, as in transformers")
     tokenizer = Tokenizer(load_vocabulary(plain / "tokenizer.json"))
     for ids in (*encode(plain, ["ab"] * 30), *(tokenizer.encode("ab") for _ in range(30))):
         assert ids == [vocab["ab"]]
@@ -200,7 +200,7 @@ def test_tokenizer_json_of_a_generic_class_is_used_as_it_is(name, save_json, pla
 
 def test_options_of_bert_tokenizer_replace_those_of_tokenizer_json(save_json, plain):
     save_json(TOKENIZERS["digits"], tokenizer_class="BertTokenizerFast", do_lower_case=True)
-    vocabulary, notes = read_tokenizer(plain)
+    vocabulary, _, notes = read_tokenizer(plain)
     assert vocabulary.kind == WORDPIECE
     assert notes == ["ignored pre_tokenizer of tokenizer.json, as transformers does for tokenizer_class BertTokenizer"]
 
@@ -211,11 +211,11 @@ def test_options_of_bert_tokenizer_replace_those_of_tokenizer_json(save_json, pl
         tokenizer.post_processor = processors.RobertaProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
 
     save_json(change, tokenizer_class="BertTokenizerFast", do_lower_case=True)
-    assert read_tokenizer(plain)[1][0].startswith("ignored unk_token, continuing_subword_prefix, post_processor of")
+    assert read_tokenizer(plain)[2][0].startswith("ignored unk_token, continuing_subword_prefix, post_processor of")
     save_json(tokenizer_class="BertTokenizerFast", do_lower_case=True)
-    assert read_tokenizer(plain)[1] == []
+    assert read_tokenizer(plain)[2] == []
     edit_json(plain / "tokenizer_config.json", model_input_names=["input_ids"])
-    assert read_tokenizer(plain)[1][0].startswith("the second text of a pair is segment 1; in transformers it is 0")
+    assert read_tokenizer(plain)[2][0].startswith("both texts of a pair have segment 0, as in transformers")
     edit_json(plain / "tokenizer_config.json", strip_accents=False)
     accents = Tokenizer(read_tokenizer(plain)[0])
     assert accents.pieces(accents.encode("E\u00e9 e")) == ["[UNK]", "e"]
@@ -242,17 +242,21 @@ def test_one_special_token_may_have_two_roles(save_json, plain):
 
 
 @pytest.mark.parametrize(
-    ("single", "pair", "separators"),
+    ("single", "pair", "separators", "pair_segments"),
     [
-        ("[CLS] $A", "[CLS] $A [SEP] $B:1", (1, 0)),
-        ("[CLS] $A [SEP]", "[CLS] $A [SEP] [SEP] $B:1 [SEP]:1", (2, 1)),
-        ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", (0, 1)),
+        ("[CLS] $A", "[CLS] $A [SEP] $B:1", (1, 0), True),
+        ("[CLS] $A [SEP]", "[CLS] $A [SEP] [SEP] $B:1 [SEP]:1", (2, 1), True),
+        ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", (1, 1), False),
+        ("[CLS] $A [SEP]", "[CLS] $A [SEP]:1 $B:1 [SEP]:1", (0, 1), True),
     ],
 )
-def test_templates_of_a_generic_class_are_used(single, pair, separators, save_json, plain):
-    save_json(lambda t: setattr(t, "post_processor", processors.TemplateProcessing(single, pair, TEMPLATE_IDS)))
-    vocabulary = read_tokenizer(plain)[0]
+def test_templates_of_a_generic_class_are_used(single, pair, separators, pair_segments, save_json, plain):
+    template = processors.TemplateProcessing(single, pair, TEMPLATE_IDS)
+    config = GENERIC | {"model_input_names": ["token_type_ids"]}
+    save_json(lambda tokenizer: setattr(tokenizer, "post_processor", template), **config)
+    vocabulary, *others = read_tokenizer(plain)
     assert (vocabulary.pair_separators, vocabulary.end_separators) == separators
+    assert others[0] == pair_segments and bool(others[1]) == (separators[0] == 0)
 
 
 BERT_CLASS = {"tokenizer_class": "BertTokenizer"}
@@ -302,16 +306,16 @@ def test_unsupported_tokenizer_is_rejected(config, change, message, save_json, p
 
 
 def test_capitals_of_a_bare_vocab_txt_decide_the_case(plain):
-    vocabulary, notes = read_tokenizer(plain)
+    vocabulary, _, notes = read_tokenizer(plain)
     assert vocabulary.lower_case and "do_lower_case is not set in tokenizer_config.json; assuming true" in notes[0]
     with open(plain / "vocab.txt", "a") as file:
         file.write("COVID\n<NUM>\n")
-    vocabulary, notes = read_tokenizer(plain)
+    vocabulary, _, notes = read_tokenizer(plain)
     assert vocabulary.lower_case and "tokens with capitals never occur: COVID, <NUM>" in notes[1]
     assert not read_tokenizer(plain, lower_case=False)[0].lower_case
     with open(plain / "vocab.txt", "a") as file:
         file.write("\n".join(map(chr, range(65, 91))) + "\n")
-    vocabulary, notes = read_tokenizer(plain)
+    vocabulary, _, notes = read_tokenizer(plain)
     assert not vocabulary.lower_case and "assuming false, since tokens have capitals" in notes[0]
     # As in transformers, text is lower-cased if the config lacks `do_lower_case`.
     edit_json(plain / "tokenizer_config.json", model_max_length=512)
