@@ -26,6 +26,7 @@ from bertjax.training.cached_features import add_cached_features
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.checkpoint_config import checkpoint_config, choose_split, experiment_config
 from bertjax.training.multihost import broadcast_from_host0
+from bertjax.training.preemption import stop_requests
 from bertjax.training.sweep import sweep
 from bertjax.utils.terminal import duration
 
@@ -117,33 +118,35 @@ def reproduce(config: str, table: Table, results: Results, plan: Plan) -> dict[s
     is_host0 = jax.process_index() == 0
     if is_host0:
         update_index(folder, {table.name: _portable_config(config)}, {})
-    for number, run in enumerate(pending, 1):
-        if failed_dependencies := [each.name for each in run.dependencies if each.name in failed]:
-            failed[run.name] = f"{failed_dependencies[0]} failed"
-            continue
-        if is_host0:
-            seconds = sum(each.flops for each in pending[number - 1 :]) / _speed(plan.runs, results)[0]
-            logger.info(f"run {number} of {len(pending)}: {run.name}, about {duration(seconds)} left")
-            logger.info(run.command(folder))
-        # Do not record the duration of a resumed run, because this process trains only some of its steps.
-        resumed = broadcast_from_host0(lambda run=run: (epath.Path(folder) / run.name).exists())
-        start = time.monotonic()
-        try:
-            if _execute(run, folder)["stopped"]:
-                return {"stopped": True, "done": sorted(done), "failed": failed}
-            broadcast_from_host0(lambda run=run: _check_outcome(run, results))
-        except BertjaxError as error:
-            if jax.process_count() > 1 and not error.on_all_hosts:
-                raise
-            failed[run.name] = first_line(error)
-            logger.info(f"{run.name} failed: {error}")
-            continue
-        finally:
-            jax.clear_caches()
-        done.add(run.name)
-        if is_host0 and not resumed:
-            results.seconds[run.name] = time.monotonic() - start
-            update_index(folder, {}, {run.name: results.seconds[run.name]})
+    with stop_requests() as stop_requested:
+        for number, run in enumerate(pending, 1):
+            if failed_dependencies := [each.name for each in run.dependencies if each.name in failed]:
+                failed[run.name] = f"{failed_dependencies[0]} failed"
+                continue
+            if is_host0:
+                seconds = sum(each.flops for each in pending[number - 1 :]) / _speed(plan.runs, results)[0]
+                logger.info(f"run {number} of {len(pending)}: {run.name}, about {duration(seconds)} left")
+                logger.info(run.command(folder))
+            # Do not record the duration of a resumed run, because this process trains only some of its steps.
+            resumed = broadcast_from_host0(lambda run=run: (epath.Path(folder) / run.name).exists())
+            start = time.monotonic()
+            try:
+                # A signal after the last step of a run does not stop that run.
+                if stop_requested() or _execute(run, folder)["stopped"]:
+                    return {"stopped": True, "done": sorted(done), "failed": failed}
+                broadcast_from_host0(lambda run=run: _check_outcome(run, results))
+            except BertjaxError as error:
+                if jax.process_count() > 1 and not error.on_all_hosts:
+                    raise
+                failed[run.name] = first_line(error)
+                logger.info(f"{run.name} failed: {error}")
+                continue
+            finally:
+                jax.clear_caches()
+            done.add(run.name)
+            if is_host0 and not resumed:
+                results.seconds[run.name] = time.monotonic() - start
+                update_index(folder, {}, {run.name: results.seconds[run.name]})
     return {"stopped": False, "done": sorted(done), "failed": failed, "missing_data": plan.missing_data}
 
 

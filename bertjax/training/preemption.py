@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
@@ -30,28 +31,33 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
     """Handles SIGTERM, SIGINT and SIGHUP while the context is open. After the first signal, SIGINT interrupts at once.
 
     With several processes, JAX's preemption service handles SIGTERM. It makes all processes stop at the same call.
+    Contexts may be nested, as those of a sweep and of its trials: the outer one also gets the signals of the inner one.
 
     Yields a function to call after each step. It returns whether training should save and stop.
     """
     received: list[int] = []
     is_alone = jax.process_count() == 1
 
-    def handler(number: int, _frame: FrameType | None) -> None:
-        if received and number == signal.SIGINT:
+    def handler(number: int, frame: FrameType | None) -> None:
+        outer = previous[number]
+        is_nested = getattr(outer, "__code__", None) is handler.__code__
+        if is_nested:
+            outer(number, frame)
+        elif received and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not received:
+        elif not received:
             # Use os.write, because this handler may interrupt a print(), which is not reentrant.
             with contextlib.suppress(OSError):
                 os.write(2, b"stop requested: saving after the next step\n")
         received.append(number)
-        if not is_alone:
+        if not (is_alone or is_nested):
             os.kill(os.getpid(), signal.SIGTERM)
 
     # Leave ignored signals alone, such as SIGHUP under `nohup`.
     signals = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     if not is_alone:
         signals.remove(signal.SIGTERM)
-    previous = {number: signal.signal(number, handler) for number in signals}
+    previous: dict[int, Any] = {number: signal.signal(number, handler) for number in signals}
 
     def stop_requested() -> bool:
         return bool(received) if is_alone else multihost_utils.reached_preemption_sync_point(next(_sync_points))

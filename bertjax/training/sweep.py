@@ -29,6 +29,7 @@ from bertjax.training.cached_features import add_cached_features
 from bertjax.training.checkpoint import CHECKPOINTS, resolve_checkpoint_path, saved_fingerprint
 from bertjax.training.checkpoint_config import fill_unset_fields
 from bertjax.training.multihost import broadcast_from_host0
+from bertjax.training.preemption import stop_requests
 from bertjax.training.results import read_results
 from bertjax.utils.json_files import write_json
 from bertjax.utils.terminal import duration, progress_bar
@@ -122,6 +123,7 @@ def _run_trials(
     with (
         workdirs.acquire_lock(workdirs.create(os.fspath(workdir), TRIALS)),
         progress_bar("trials", len(trials), " trials", shown=sys.stderr.isatty()) as bar,
+        stop_requests() as stop_requested,
     ):
         for number, (trial, results) in enumerate(zip(trials, finished, strict=True), 1):
             if results is None:
@@ -129,7 +131,8 @@ def _run_trials(
                 left = f", about {duration(remaining)} left" if seconds else ""
                 logger.info(f"trial {number} of {len(trials)}: {trial.folder.name}{left}")
                 start = time.monotonic()
-                results = _run_trial(trial, init_from, prepare)
+                # A signal after the last step of a trial does not stop that trial.
+                results = None if stop_requested() else _run_trial(trial, init_from, prepare)
                 if results is None:
                     logger.info(f"stopped in trial {number} of {len(trials)}; run the same command to resume the sweep")
                     return {"stopped": True, "trials": outcomes}

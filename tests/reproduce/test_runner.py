@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 
 import pytest
 from command_runs import EXPERIMENTS
@@ -23,7 +25,7 @@ NAMES = ["cola/both", "cola/first", "cola/first-1", "cola/seed0", "cola/seed1", 
 @pytest.fixture
 def executed(monkeypatch):
     """Stubs runs; returns the executed runs, and the sets of runs that `stop`, `fail` or have `other_settings`."""
-    calls, done, ends = [], {}, {"stop": set(), "fail": set(), "other_settings": set()}
+    calls, done, ends = [], {}, {"stop": set(), "signal": set(), "fail": set(), "other_settings": set()}
 
     def execute(run, results):
         calls.append(run.name)
@@ -32,6 +34,8 @@ def executed(monkeypatch):
             raise BertjaxError("the loss is not finite")
         if run.name in ends["stop"]:
             return {"stopped": True}
+        if run.name in ends["signal"]:
+            os.kill(os.getpid(), signal.SIGTERM)
         done[results, run.name] = Outcome([], [{}])
         return {"stopped": False}
 
@@ -55,7 +59,10 @@ def test_stopped_table_resumes_without_repeating_finished_runs(table, tmp_path, 
     result = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert result == {"stopped": True, "done": ["pretrain/first"], "failed": {}}
     (tmp_path / "cola/first").mkdir(parents=True)
-    ends["stop"] = set()
+    ends["stop"], ends["signal"] = set(), {"cola/first"}
+    with pytest.raises(SystemExit) as end:
+        cli.main(command)
+    assert end.value.code == 42 and calls[2:] == ["cola/first"]  # done, but the signal arrived during the run
     cli.main(command)
     assert calls[2:] == ["cola/first", "cola/first-1", "cola/seed0", "cola/seed1", "cola/both"]
     # Durations of resumed runs are ignored in time estimates.

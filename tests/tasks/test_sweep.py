@@ -1,8 +1,10 @@
 """Tests of sweeps: resumption, failed trials, grids and damaged results."""
 
 import json
+import os
 import re
 import shutil
+import signal
 
 import pytest
 from command_runs import EXPERIMENTS, overrides
@@ -53,10 +55,16 @@ def test_sweep_compiles_once_and_runs_only_failed_trials_again(cola, glue, lette
         calls.append(path)
         if len(calls) == 3:
             raise ZeroDivisionError("third trial")
-        return train(task, path, init_from)
+        result = train(task, path, init_from)
+        if len(calls) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return result
 
     monkeypatch.setattr(loop, "train", failing)
     make_train_step.cache_clear()
+    with pytest.raises(SystemExit) as end:
+        cli.main(command)
+    assert end.value.code == 42 and len(calls) == 1  # The signal arrives after the last step of the first trial.
     cli.main(command)
     first = json.loads((tmp_path / "sweep.json").read_text())
     assert len(calls) == 4 and sum("error" in trial for trial in first["trials"]) == 1
