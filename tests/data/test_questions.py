@@ -151,7 +151,9 @@ def test_hugging_face_dataset_questions_are_read_from_json_and_json_lines(tmp_pa
     official = squad(qa("1", "Ann", 0, question="q"), {"id": "2", "question": "q", "answers": []})
     nested, (article,) = read(tmp_path, official)[0], official["data"]
     single = [{**flat[0], "answers": {"text": "Ann", "answer_start": 0}}, flat[1]]
-    for content in ({"version": 2.0, "data": flat}, flat, single, article["paragraphs"], article["paragraphs"][0]):
+    columns = {name: [entry[name] for entry in flat] for name in flat[0]}
+    versioned = {"version": 2.0, "data": flat}
+    for content in (versioned, flat, columns, single, article["paragraphs"], article["paragraphs"][0]):
         assert read(tmp_path, content)[0] == nested
     for lines, expected in ((flat, nested), (flat[:1], nested[:1])):
         (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(entry) for entry in lines) + "\n")

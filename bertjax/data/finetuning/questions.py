@@ -123,7 +123,10 @@ def _parse_squad(content: Any) -> list[Question]:
     questions = []
     place = "data"
     try:
-        if isinstance(content, dict):
+        if isinstance(content, dict) and isinstance(content.get("context"), list):
+            # `Dataset.to_dict()` of Hugging Face `datasets` returns a list per column.
+            content = [dict(zip(content, row, strict=True)) for row in zip(*content.values(), strict=True)]
+        elif isinstance(content, dict):
             content = [content] if {"paragraphs", "qas", "context"} & content.keys() else content["data"]
         for i, entry in enumerate(content, 1):
             place = f"entry {i}"
