@@ -112,7 +112,7 @@ def open_init_checkpoint(args: argparse.Namespace, keep_converted: bool = False,
 
 
 def join_cluster(args: argparse.Namespace, config: Any) -> bool:
-    """Connects the processes of a distributed run. Otherwise, checks the devices. Returns whether it is distributed."""
+    """Connects the processes if the run is distributed, else checks the devices. Returns whether it is distributed."""
     from bertjax.training.multihost import initialize_distributed, is_multihost_environment
     from bertjax.training.sharding import list_devices
 

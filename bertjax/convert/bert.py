@@ -1,4 +1,4 @@
-"""BERT and ERNIE families of transformers, and definitions that other families share."""
+"""BERT and ERNIE in Hugging Face transformers, and definitions that other families share."""
 
 from typing import Any
 

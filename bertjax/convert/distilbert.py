@@ -1,4 +1,4 @@
-"""DistilBERT family of transformers: no segment embeddings, and a ReLU before sequence-level output layers."""
+"""DistilBERT in Hugging Face transformers: no segment embeddings, and a ReLU before sequence-level output layers."""
 
 from bertjax.convert.bert import bert_classes
 from bertjax.convert.family import Family

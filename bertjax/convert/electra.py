@@ -1,4 +1,4 @@
-"""ELECTRA family of transformers: narrower embeddings, and a GELU before sequence-level output layers."""
+"""ELECTRA in Hugging Face transformers: narrower embeddings, and a GELU before sequence-level output layers."""
 
 from bertjax.convert.bert import ABSOLUTE, BERT_FIELDS, TWO_LAYERS, bert_classes, bert_encoder
 from bertjax.convert.family import DISCRIMINATOR, Family, ModelClass

@@ -1,4 +1,4 @@
-"""EuroBERT family of transformers: Llama's layers without a causal mask."""
+"""EuroBERT in Hugging Face transformers: Llama's layers without a causal mask."""
 
 import logging
 from collections.abc import Mapping

@@ -306,7 +306,7 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
         tokenizer._tokenizer.model.max_input_chars_per_word = vocabulary.max_word_chars
         tokenizer.save(str(folder / TOKENIZER))
     tokenizer_config = {
-        # BertTokenizer ignores the word limit in `tokenizer.json`, so use it only if the limit is its default.
+        # BertTokenizer ignores the word limit in `tokenizer.json`, so write this class only for the default limit.
         "tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast",
         "do_lower_case": vocabulary.lower_case,
         "model_max_length": config.max_row_tokens,

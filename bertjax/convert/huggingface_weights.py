@@ -63,7 +63,7 @@ def _weight_files(folder: Path) -> list[Path]:
         raise UsageError(f"{folder} contains neither {WEIGHTS} nor {INDEX}; {fix}")
     with naming(index):
         files = sorted({*read_object(index)["weight_map"].values()})
-        # Do not open files outside of the folder.
+        # Do not open files outside the folder.
         if missing := [name for name in files if Path(name).name != name or not (folder / name).is_file()]:
             raise UsageError(f"{index} lists files that its folder lacks: {listed(missing)}; copy all shards")
     return [folder / name for name in files]

@@ -1,4 +1,4 @@
-"""ModernBERT family of transformers, which includes Ettin, mmBERT and granite-embedding."""
+"""ModernBERT in Hugging Face transformers, the architecture of Ettin, mmBERT and granite-embedding as well."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""RoBERTa, XLM-R and CamemBERT families of transformers."""
+"""RoBERTa, XLM-R and CamemBERT in Hugging Face transformers."""
 
 from collections.abc import Mapping
 from typing import Any

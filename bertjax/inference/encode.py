@@ -261,5 +261,5 @@ def add_guide_vectors(task: Task) -> None:
     width, expected = vectors[0].shape[-1], task.objective.model.width
     if task.config.embed.loss == "distill_vectors" and width != expected:
         raise UsageError(f"{task.config.data.guide} has {width} components; set --config.embed.dense={width}")
-    settings = {**model.metadata(), "dtype": ""}  # Vectors of another dtype differ only by rounding.
+    settings = {**model.metadata(), "dtype": ""}  # The dtype changes vectors only by rounding.
     task.add_guide(vectors, repr((settings, model.embedder)))

@@ -52,7 +52,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
         scaled = x.astype(jnp.float32) * dropout_scale(rate)
         return jnp.where(bits >= dropout_threshold(rate), scaled, 0).astype(x.dtype)
 
-    # With `jax.checkpoint`, the backward pass computes the hash again instead of storing a mask.
+    # With `jax.checkpoint`, the backward pass recomputes the hash instead of storing a mask.
     return jax.checkpoint(drop)(x, dropout_seeds(key, x.shape[:-2]))
 
 

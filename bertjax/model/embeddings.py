@@ -82,7 +82,7 @@ class Embeddings(nn.Module):
 
 
 def _roberta_positions(is_pad: jax.Array, position_ids: jax.Array) -> jax.Array:
-    """Returns RoBERTa's positions [B, L]: -1 for [PAD], even inside a text. Other tokens are counted without [PAD].
+    """Returns RoBERTa's positions [B, L]: -1 for [PAD], even inside a text. Other positions do not count [PAD].
 
     For example, the positions of a text "a [PAD] b" are 0, -1 and 1.
     """

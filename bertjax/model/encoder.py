@@ -76,7 +76,7 @@ class Encoder(nn.Module):
     tied_embeddings: Embeddings | None = None
 
     def setup(self) -> None:
-        # Create the embeddings in `setup`, so that models can read `token_tables` outside of `__call__`.
+        # Create the embeddings in `setup`, so that models can read `token_tables` outside `__call__`.
         if self.config.encoder == LSTM:
             self.left, self.right = (LstmReader(self.config, side) for side in self.config.context_sides)
         else:
@@ -218,7 +218,7 @@ class SelfAttention(nn.Module):
             attend_locally = partial(attend, window=config.local_attention)  # Kernels need a static window.
             return jax.lax.cond(layer.is_local, attend_locally, attend, query, key, value)
 
-        # With `remat=attention`, the backward pass computes attention again from query, key and value.
+        # With `remat=attention`, the backward pass recomputes attention from query, key and value.
         run = save_inputs_only(attend_by_layer, config) if config.remat == "attention" else attend_by_layer
         context = checkpoint_name(run(query, key, value), CONTEXT)
         axes = ("heads", "head", "embed")

@@ -135,7 +135,7 @@ class Pooler(nn.Module):
 
 
 class NextSentenceHead(nn.Module):
-    """Dense layer from pooled states [..., D] to float32 logits [..., 2] of the two labels of a sentence pair."""
+    """Dense layer from pooled states [..., D] to float32 logits [..., 2], one for each label of a sentence pair."""
 
     config: ModelConfig
 

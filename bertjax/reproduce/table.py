@@ -20,8 +20,8 @@ class Run:
     config: str = ""  # `FILE:ARGUMENTS` of an experiment (empty for an ensemble)
     overrides: tuple[str, ...] = ()  # `--config.FIELD=VALUE` flags
     init_from: "Run | None" = None  # single-seed run whose checkpoint initializes this run
-    # Step of the checkpoint (default: 0, the last checkpoint of a pre-training run, or the best one of a fine-tuning
-    # run).
+    # Step of the checkpoint (default: 0, the last checkpoint of a pre-training run, or the best checkpoint of a
+    # fine-tuning run).
     init_step: int = 0
     # Number of consecutive seeds per sweep setting, starting at the config's seed (default: 0, a single run with
     # that seed).

@@ -188,7 +188,7 @@ class Task:
         """
 
     def full_cost_before(self, step: int) -> StepCost:
-        """Returns the total cost of the steps before `step` if no parameter were frozen (see `training/cost.py`)."""
+        """Returns the cost of all steps before `step`, as if no parameter were frozen (see `training/cost.py`)."""
         raise NotImplementedError
 
     def synthetic_sizes(self, phase: int = 0) -> dict[str, int]:

@@ -46,7 +46,7 @@ class KeepBestAndPeriodic(preservation_policy.PreservationPolicy):
     Other checkpoints, such as those saved on a stop signal, are kept only while they are the newest.
     """
 
-    keep: int  # number of checkpoints besides the best one: the newest and up to `keep - 1` periodic checkpoints
+    keep: int  # number of checkpoints besides the best checkpoint: the newest and up to `keep - 1` periodic checkpoints
     every: int  # steps between periodic checkpoints. Their steps are multiples of this number.
     # Score of each checkpoint by step, higher is better (None: no score). Of equal scores, the newest is best.
     scores: Mapping[int, float | None]

@@ -1,4 +1,4 @@
-"""Cost of training steps, excluding the backward pass of frozen layers, for token counts, MFU and remaining time."""
+"""Cost of training steps without the backward pass of frozen layers. Used for token counts, MFU and time left."""
 
 import dataclasses
 

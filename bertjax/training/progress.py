@@ -110,7 +110,7 @@ class Progress:
             self._paused_seconds += time.monotonic() - start
 
     def step_done(self, step: int, state: TrainState) -> None:
-        """Advances the progress bar. After the first step and after compilations, waits and restarts the clock."""
+        """Advances the progress bar. After the first step and compilations, waits for it and restarts the clock."""
         self._bar.update()
         if step == self._first_step or self._compile_seconds > self._compile_seconds_at_start:
             jax.block_until_ready(state.step)

@@ -199,7 +199,7 @@ def train(
         heartbeat()
         checkpoint, params = load_best(workdir, checkpoints, state)  # This moves damaged checkpoints aside.
         score = history.score_at(int(checkpoint.name))
-        if score != history.best_score:  # The best one is damaged or missing. Without scores, both are None.
+        if score != history.best_score:  # That checkpoint is damaged or missing. Without scores, both are None.
             missing = "the checkpoint with the best score is missing"
             logger.warning(f"{missing}, so results are from {checkpoint} (score {score})")
         progress.plot_curves()

@@ -211,7 +211,7 @@ def has_checkpoints(workdir: epath.Path) -> bool:
 def result_differences(old: dict[str, Any], new: dict[str, Any], of_best: bool = False) -> str:
     """Lists, in one line, the fields that affect results and differ between two configs ("": none differ).
 
-    With `of_best`, also compares the fields that determine which evaluations the best one is selected from.
+    With `of_best`, also compares `eval_every` and `patience`, which determine which checkpoints can be the best.
     """
     # Convert tuples to lists, because one of the configs may come from JSON.
     old, new = (json.loads(json.dumps(with_defaults(config_class(config["task"]), config))) for config in (old, new))

@@ -126,7 +126,7 @@ class Program:
         return times
 
     def scheduled(self) -> Iterator[tuple[Computation, Instruction, int]]:
-        """Yields the instructions outside of fusions, with their computation and execution count."""
+        """Yields the instructions outside fusions, with their computation and execution count."""
         pending, seen = [self.entry], set()
         while pending:
             computation = self.computations[pending.pop()]

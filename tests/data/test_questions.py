@@ -312,7 +312,7 @@ def test_each_document_with_an_answer_is_a_question(tmp_path):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        # Documents outside of the evidence folder are not read.
+        # Documents outside the evidence folder are not read.
         ([entry("1", "Lima", [], "../secret.txt", "/etc/hostname")], "no usable questions: whose document is missing"),
         ([{"QuestionId": "1"}], "is not in TriviaQA's format"),
         ([entry("1", "Lima", [], "a.txt")] * 2, "has 2 questions with the id '1'"),

@@ -87,7 +87,7 @@ def test_each_of_several_positives_is_one_example_with_all_negatives(tokenizer, 
     with pytest.raises(UsageError, match="line 1: pos is a list; write one text per row"):
         read(tmp_path, tokenizer, as_text, ("pos", "q"), "")
     assert stats.skipped["with an empty text"]["rows"] == 1
-    with pytest.raises(UsageError, match="line 1: pos is a list with items that are not text"):
+    with pytest.raises(UsageError, match="line 1: pos has items that are not text"):
         read(tmp_path, tokenizer, [{"q": "x", "pos": [None], "neg": []}], ("q", "pos", "neg"), "")
 
 

@@ -27,7 +27,7 @@ def bert(pretrained):
 
 @pytest.mark.ci
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_vectors_do_not_depend_on_the_block_of_a_text(bert, pooling, monkeypatch):
+def test_vectors_do_not_depend_on_the_block_size(bert, pooling, monkeypatch):
     expected = bert.encode(TEXTS, pooling=pooling).pooled
     monkeypatch.setattr(encode, "_BLOCK_TEXTS", 5)
     np.testing.assert_allclose(bert.encode(iter(TEXTS), pooling=pooling).pooled, expected, rtol=1e-6, atol=1e-6)

@@ -62,7 +62,8 @@ def test_stopped_table_resumes_without_repeating_finished_runs(table, tmp_path, 
     ends["stop"], ends["signal"] = set(), {"cola/first"}
     with pytest.raises(SystemExit) as end:
         cli.main(command)
-    assert end.value.code == 42 and calls[2:] == ["cola/first"]  # done, but the signal arrived during the run
+    # The run finished, although the signal arrived during it.
+    assert end.value.code == 42 and calls[2:] == ["cola/first"]
     cli.main(command)
     assert calls[2:] == ["cola/first", "cola/first-1", "cola/seed0", "cola/seed1", "cola/both"]
     # Durations of resumed runs are ignored in time estimates.
@@ -231,7 +232,7 @@ def test_cells_format_values_and_count_runs_with_a_value():
         cell_values(Table("own", "", "", (Cell("row", "F1", runs, "f1"),)), own)
 
 
-def test_run_has_the_vectors_of_its_guide_when_training_starts(tmp_path, monkeypatch):
+def test_guide_vectors_are_added_before_training(tmp_path, monkeypatch):
     tasks = []
     monkeypatch.setattr(runner, "experiment_config", lambda *args: None)
     monkeypatch.setattr(runner, "build_task", lambda *args, **kwargs: "task")

@@ -322,13 +322,13 @@ def test_a_retrieval_folder_is_evaluation_data_and_a_training_file_is_not():
         evaluated_split(EmbedData(train_file="pairs.tsv"), train=False)
 
 
-def test_vectors_of_a_guide_are_in_the_batches_and_its_identity_is_in_the_hash_of_the_data(files, letters):
+def test_vectors_of_a_guide_are_in_the_batches_and_its_description_is_in_the_data_hash(files, letters):
     config = f"embed.py:train={files}/pairs.tsv,loss=distill_vectors"
     task = load_task(config, letters, data__batch_size=8, data__guide="guide")
     vectors = np.arange(len(task.files[0]) * 2 * 16, dtype=np.float32).reshape(-1, 2, 16)
     hashes = {task.data_hash}
-    for scale, identity in ((1, "first"), (3, "second"), (2, "second")):
-        task.add_guide([scale * vectors], identity)
+    for scale, description in ((1, "first"), (3, "second"), (2, "second")):
+        task.add_guide([scale * vectors], description)
         hashes.add(task.data_hash)
     assert len(hashes) == 3
     _, indices = task._mixed_order.batch(0)

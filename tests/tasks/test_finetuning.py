@@ -123,7 +123,7 @@ def test_saved_step_is_not_evaluated_later_because_it_could_not_become_the_best_
 
 @pytest.mark.ci
 def test_missing_metrics_or_checkpoint_of_the_best_step_are_reported(glue, letters, tmp_path, log_lines, monkeypatch):
-    # The first step is the best one.
+    # The first step has the best score.
     monkeypatch.setattr(loop, "evaluate", lambda task, mesh, params, heartbeat, step: ({"matthews": 1 / step}, []))
     fields = {"steps": 4, "checkpoint_every": 1, "eval_every": 1, "keep_checkpoints": 4}
     task = load_task(f"glue.py:task=cola,path={glue}", letters, **fields)

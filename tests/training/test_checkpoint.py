@@ -179,7 +179,7 @@ def test_older_checkpoint_with_damaged_metadata_is_moved_aside(workdir, log_line
     assert (workdir / DAMAGED / "1").is_dir() and "1 is damaged" in log_lines[0]
 
 
-def test_time_limit_of_a_save_restarts_the_run(workdir, state, monkeypatch):
+def test_save_that_times_out_is_reported_as_lost(workdir, state, monkeypatch):
     with opened(workdir) as checkpoints:
         monkeypatch.setattr(checkpoints._manager, "save", Mock(side_effect=TimeoutError("timed out")))
         with pytest.raises(LostError, match="failed .timed out.; the last good checkpoint is .*3"):

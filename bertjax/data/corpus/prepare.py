@@ -29,7 +29,8 @@ _CHUNKS_PER_WORKER = 2
 _DISK_BYTES_PER_TEXT_BYTE = 0.8
 _WORKER_DIED = "a worker process was killed, perhaps for lack of memory; run again, with fewer --workers if it recurs"
 
-# Report a held-out split with more than this fraction of the tokens: there are too few documents, or one is too long.
+# Report a held-out split with more than this fraction of the tokens, and more than twice the requested fraction: there
+# are too few documents, or one is too long.
 _LARGE_HELDOUT_SHARE = 0.2
 
 # Files that a corpus folder may contain. `--overwrite` replaces only folders with a manifest and no other files.

@@ -1,4 +1,4 @@
-"""Apache Beam runner, on this machine or a cluster. The pipeline stages are the steps of `chunks`.
+"""Preparation of a corpus with Apache Beam, on this machine or a cluster. Its stages are the steps of `chunks`.
 
 Between stages, the pipeline passes only names and counts. Text and arrays are stored in a folder that all machines can
 access. Hence a repeated stage does not encode finished chunks again, and runners need little memory.

@@ -179,7 +179,7 @@ def _merge(pieces: Sequence[str], pair: tuple[str, str]) -> list[str]:
 
 
 def _byte_level_words(vocabulary: Vocabulary, sentences: Iterable[str]) -> Counter[str]:
-    """Counts the pre-tokenized words of sentences, spelled in the byte-level alphabet of a `tokenizer.json`."""
+    """Counts the words of sentences after the pre-tokenizer of a `tokenizer.json`, in its byte-level alphabet."""
     engine = vocabulary.engine()
     counts: Counter[str] = Counter()
     for sentence in sentences:

@@ -252,7 +252,7 @@ def _parse_triviaqa(content: Any) -> list[tuple[Question, list[str]]]:
 
 
 def _first_words(folder: Path, document: str) -> str | None:
-    """Returns a document's first words, or None if the document does not exist or is outside of `folder`."""
+    """Returns a document's first words, or None if the document does not exist or is outside `folder`."""
     if ".." in Path(document).parts or Path(document).is_absolute():
         return None
     try:

@@ -206,9 +206,9 @@ def _select_columns(
         if is_csv and not fields and len(names) > 1:  # a blank line, which is not a row in pandas either
             continue
         fields = fields or [""]
-        # In joined files, a byte-order mark may precede the repeated header.
+        # In concatenated files, a byte-order mark may precede the repeated header.
         if [fields[0].strip('\ufeff"'), *fields[1:]] == names and len(names) > 1:
-            raise UsageError(f"{path} line {line} repeats the header, as in joined files; remove the line")
+            raise UsageError(f"{path} line {line} repeats the header, as in concatenated files; remove the line")
         is_long = any(fields[len(names) :])
         if is_long and is_csv and not header:
             problem = f"{path} line {line} has more fields than the header"

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
 _TAG = re.compile("O|[BIESLUM](-[^ ]+)?")
-# Cell of the first column that ends with a number, perhaps a word index, such as 3, [3], T3, 3. and 2-3.
+# Cell that may be a word index: a number after any prefix and before any punctuation, such as 3, [3], T3, 3. and 2-3.
 _INDEX = re.compile(r"(?:.*\D)?(\d+)\W*")
 # Index of two numbers: a word range (1-2) or empty word (1.1) in CoNLL-U, or sentence and word index (1-2) in WebAnno.
 _INDEX_PAIR = re.compile(r"\d+[-.]\d+")
@@ -174,11 +174,9 @@ def _read_sentences(path: Path, stats: ReadStats) -> tuple[list[list[_Line]], li
 def _tag_column(rows: list[list[str]], is_indexed: bool, path: Path) -> int:
     """Returns the index of the tag column, counted from the end.
 
-    Of several tag columns, the first that exists in this order is used:
-      1. The outer entities of nested entities, which are in the first of their columns. Columns contain nested
-         entities if they share an entity type, or if the file has an index, a word and two tags (GermEval).
-      2. The last column with entities. Chunks, such as NP, are not entities.
-      3. The last column.
+    This is the last column with entities, or the last column if no column has entities. Chunks, such as NP, are not
+    entities. If entities are nested, it is the first column with entities, which has the outer ones. Columns contain
+    nested entities if they share an entity type, or if the file has an index, a word and two tags (GermEval).
     """
     types: dict[int, set[str]] = {}
     width = len(rows[0]) if len({*map(len, rows)}) == 1 else 0

@@ -43,7 +43,10 @@ class BatchOrder:
     """
 
     def __init__(self, keys: np.ndarray, batch_size: int, seed: int, unique: bool) -> None:
-        """Prepares the order of N examples with `keys` [N, C]. With `unique=False`, texts may repeat in a batch."""
+        """Prepares the order of N examples.
+
+        `keys` [N, C] are hashes of their texts. With `unique=False`, texts may repeat in a batch.
+        """
         keys = keys[:, :2]
         self._keys, self._batch_size, self._unique = keys, batch_size, unique
         self.steps_per_epoch = -(-len(keys) // batch_size)

@@ -95,7 +95,7 @@ def split_positives(rows: Iterable[Row], column: str, stats: ReadStats) -> Itera
         items = read_list(row.fields[column], f"{stats.file} line {row.line}: {column}", in_text=True)
         positives = [row.fields[column]] if items is None else items
         if not all(isinstance(text, str) for text in positives):
-            raise UsageError(f"{stats.file} line {row.line}: {column} is a list with items that are not text")
+            raise UsageError(f"{stats.file} line {row.line}: {column} has items that are not text; use a list of texts")
         if len(positives) > 1:
             stats.count_irregular("with several positives, which become one row each", row.line)
         for text in positives or [""]:
@@ -133,7 +133,9 @@ def _read_texts(row: Row, columns: Sequence[str], kind: str, stats: ReadStats) -
         last = last if items is None else items
     texts += last if isinstance(last, list) else [last]
     if not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"{stats.file} line {row.line}: {columns[-1]} is a list with items that are not text")
+        raise UsageError(
+            f"{stats.file} line {row.line}: {columns[-1]} has items that are not text; use a list of texts"
+        )
     return [text if text.strip() else "" for text in texts]
 
 

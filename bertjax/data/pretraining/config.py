@@ -145,7 +145,7 @@ class Phase:
 
     @property
     def max_sequences_per_row(self) -> int:
-        """Maximum number of sentence pairs or documents of a row (1 if rows are not packed)."""
+        """Maximum number of sentence pairs or documents per row (1 if rows are not packed)."""
         if not self.row_format.packed:
             return 1
         by_length = 0 if self.row_format.pairing else self.seq_len // _TOKENS_PER_DOCUMENT
@@ -153,7 +153,7 @@ class Phase:
 
     @functools.cached_property
     def row_predictions(self) -> int:
-        """Maximum predictions of a row. Each pair or document of a packed row has at most `max_predictions`."""
+        """Maximum predictions per row. Each pair or document of a packed row has at most `max_predictions`."""
         if not self.row_format.packed:
             return self.max_predictions
         rate, spans = self.masking.rate, self.max_sequences_per_row

@@ -3,7 +3,7 @@
 The kernels compute the same values and gradients as `xla_attention`, with the same dropout masks
 (`model/dropout.py`). Each program processes one block of queries (or keys) of one head, and loops over blocks of keys
 (or queries). Sequences are contiguous, so each query attends to an interval of keys, which depends on packing, padding,
-direction and window. Programs skip blocks outside of all intervals. The output at padding positions is 0. Axis letters:
+direction and window. Programs skip blocks outside all intervals. The output at padding positions is 0. Axis letters:
 see `encoder.py`; N: number of blocks.
 """
 

@@ -140,7 +140,7 @@ class EmbedData(FinetuningData):
         return bool(self.train_file or self.sources or self.dev_file or self.test_file or self.retrieval)
 
     def read_rows(self, file: str, columns: Sequence[str]) -> tuple[Iterator[Row], ReadStats]:
-        """Reads columns of a file. Returns the rows, and counts that grow as rows are read.
+        """Reads columns of a file. Returns the rows, and statistics that reading the rows updates.
 
         Rows may lack values after the first two columns, such as some of the negatives.
         """

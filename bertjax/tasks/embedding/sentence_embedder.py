@@ -112,7 +112,7 @@ class Layer:
         return f"Dense ({activation_name(self.config)})" if self.name == "Dense" else self.name
 
     def __call__(self, features: dict[str, np.ndarray], lengths: np.ndarray, prompt_len: int) -> None:
-        """Replaces the feature. `lengths` and `prompt_len` have no effect."""
+        """Replaces the feature by the output of the layer. `lengths` and `prompt_len` have no effect."""
         features[self.feature] = LAYERS[self.name](features[self.feature], self.config, self.arrays)
 
 

@@ -151,7 +151,7 @@ def _read(folder: AnyPath, hidden_size: int, max_positions: int, is_workdir: boo
     for name, module_folder in others:
         modules += _read_module(name, module_folder, widths)
     if SENTENCE not in widths:
-        raise UsageError(f"{folder / MODULES} lists no module that pools the states of a text, such as Pooling")
+        raise UsageError(f"{folder / MODULES} lists no pooling module; add one, such as Pooling")
     prompts = read_object(folder / _PROMPTS, optional=True)
     if (model_type := prompts.get("model_type", "SentenceTransformer")) != "SentenceTransformer":
         raise UsageError(f"{folder / _PROMPTS} has the model_type {model_type!r}; bertjax supports SentenceTransformer")

@@ -42,7 +42,7 @@ class EmbedTask(FinetuningTask):
     """Training and evaluation of a text embedder."""
 
     missing_data = "no training data; set --config.data.train_file=FILE with the columns anchor and positive"
-    _guide = ""  # identity of the guide model
+    _guide = ""  # description of the guide model, for the data hash (default: "", no guide)
     accepts_any_encoder = True
     files: Sequence[TextExamples] = ()  # training files (empty: the task is built for evaluation only)
     eval_sets: Sequence[EvalSet] = ()  # sets of texts to evaluate
@@ -155,16 +155,16 @@ class EmbedTask(FinetuningTask):
         digest.update(json.dumps([self._eval_keys, [each.hash_content for each in self.eval_sets]]).encode())
         return digest.hexdigest()
 
-    def add_guide(self, vectors: Sequence[np.ndarray], identity: str) -> None:
+    def add_guide(self, vectors: Sequence[np.ndarray], description: str) -> None:
         """Adds a guide model's vectors, float32 [examples, columns, vector width] per file, to the training batches.
 
-        `identity` is a text that differs between guide models.
+        `description` is a text that differs between guide models.
         """
         self.files = [
             dataclasses.replace(file, rows={**file.rows, "guide": array}, strings=())
             for file, array in zip(self.files, vectors, strict=True)
         ]
-        self._guide = identity
+        self._guide = description
         self.data_hash = self.hash_data()
 
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
@@ -200,7 +200,7 @@ class EmbedTask(FinetuningTask):
         return eval_set.records(self.eval_vectors(outputs), self.eval_texts)
 
     def baseline(self) -> dict[str, float]:
-        """Returns metrics without a model: BM25 for rankings, the fraction of common words for scored pairs."""
+        """Returns baseline metrics: BM25 for rankings, and the fraction of shared words for scored pairs."""
         return {name: value for each in self.eval_sets for name, value in each.baseline(self.eval_texts).items()}
 
     def full_cost_before(self, step: int) -> StepCost:

@@ -99,7 +99,7 @@ class FinetuningConfig(RunConfig):
       epochs: number of passes over the training rows.
       eval_every: steps between evaluations (default: 0, once per epoch).
       checkpoint_every: steps between checkpoints (default: 0, once per epoch). The best checkpoint is always saved.
-      keep_checkpoints: number of newest checkpoints to keep, in addition to the best one.
+      keep_checkpoints: number of newest checkpoints to keep, in addition to the best checkpoint.
       select_by: evaluation metric that selects the best checkpoint (default: the task's main metric).
       patience: number of evaluations without improvement after which the run stops (default: 0, never).
       label_smoothing: fraction of a label's probability that is spread over all classes in training.

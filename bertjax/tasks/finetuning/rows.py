@@ -41,7 +41,7 @@ class RowsTask(FinetuningTask):
         super().__init__(config, train)
 
     def read_rows(self, split: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
-        """Reads columns of a split, see `read_table`. Returns the rows, and counts that grow as rows are read."""
+        """Reads columns of a split, see `read_table`. Returns the rows, and statistics that reading them updates."""
         raise NotImplementedError
 
     def eval_splits(self) -> dict[str, str]:

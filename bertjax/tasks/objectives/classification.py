@@ -61,7 +61,7 @@ def make_class_weighting(
 
 @dataclasses.dataclass(frozen=True)
 class LabelObjective(Objective):
-    """Objective that predicts the label of each example: a class or choice, unless a subclass overrides `losses`.
+    """Objective that predicts a class or choice for each example. For other labels, subclasses override `losses`.
 
     Batches have `labels` int32 [B]. Unknown labels are -1 or NaN.
     """

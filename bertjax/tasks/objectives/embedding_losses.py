@@ -60,7 +60,7 @@ class LossOptions(Section):
 def in_blocks(function: Callable[[Any, Any], Any], rows: Any, num_blocks: int) -> Any:
     """Applies `function(rows, block)` to blocks of rows sequentially. Returns the results in the order of the rows.
 
-    The backward pass computes each block again, so that only one block's intermediate values are in memory.
+    The backward pass recomputes each block, so that only one block's intermediate values are in memory.
     Row r is in block r % num_blocks. So each block has rows of every device, and no row moves to another device.
 
     Args:

@@ -1,6 +1,6 @@
 """Masked LM, with or without next-sentence prediction (section 3.1 of the paper).
 
-`data/pretraining/masking.py` selects the tokens to mask, anew in each epoch.
+In each epoch, `data/pretraining/masking.py` selects other tokens to mask.
 """
 
 import dataclasses

@@ -46,7 +46,7 @@ class PretrainingObjective(Objective):
 
     @property
     def schema(self) -> Schema:
-        """Schema of a training batch, whose arrays `train_dataset` in `data/pretraining/batches.py` describes."""
+        """Schema of a training batch. `train_dataset` in `data/pretraining/batches.py` describes the arrays."""
         return self.row_format(self.packing).schema
 
     @classmethod

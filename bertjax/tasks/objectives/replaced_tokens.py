@@ -22,7 +22,7 @@ from bertjax.tasks.task import Batch, MetricSums, Outputs
 class ReplacedTokens(MaskedLmOnText):
     """Masked LM of a generator, and detection of the tokens that it replaced, on rows of contiguous text or documents.
 
-    The generator samples a token at each predicted position. A sample that equals the original token is not replaced.
+    The generator samples a token at each predicted position. A token counts as replaced only if the sample differs.
     The loss of the discriminator is the mean over all tokens, special tokens included (google-research/electra
     `run_pretraining.py`).
     """

@@ -12,7 +12,7 @@ from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.io import file_sha256
 
 FILES = [store.array_file(split, array) for split, array in itertools.product(store.SPLITS, store.ARRAYS)]
-# A file outside of the corpus.
+# A file outside the corpus.
 VOCABULARY = {"file": "../vocab.txt", "lower_case": True, "size": 500}
 
 
