@@ -29,9 +29,13 @@ _DOC_CLOSE = "</doc>"
 _TAG_AND_TITLE = re.compile(r"^<doc\b.*\n?.*", re.MULTILINE)
 _NOT_ESCAPED = re.compile("&(?!amp;|lt;|gt;)")
 _TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
-# Start and end of a book of Project Gutenberg. The license and notes of the publisher surround them.
-_BOOK_START = re.compile(r"^\*\*\* ?START OF TH(?:E|IS) PROJECT GUTENBERG EBOOK.*?\*\*\*", re.MULTILINE | re.DOTALL)
-_BOOK_END = re.compile(r"^\*\*\* ?END OF TH(?:E|IS) PROJECT GUTENBERG EBOOK", re.MULTILINE)
+# Start or end of a book of Project Gutenberg, which ends with *** in this line or paragraph. The license and notes of
+# the publisher surround the book.
+_BOOK_EDGE = re.compile(
+    r"^\*\*\* ?(START|END) OF TH(?:E|IS) PROJECT GUTENBERG EBOOK(?:(?:.|\n(?!\s*\n))*?\*\*\*|.*)", re.MULTILINE
+)
+# Separator of documents in corpora of language models. With it, blank lines separate paragraphs.
+_SEPARATOR = "<|endoftext|>"
 # Divide longer paragraphs, because `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
 # Characters to replace by spaces, because `sentencex` fails next to multi-byte whitespace. U+0085 is removed instead,
@@ -54,7 +58,16 @@ class Text:
     continues: bool = False  # whether this text continues the document of the previous text
 
 
-def blank_line_documents(blocks: Iterable[str], layout: str, problems: Counter[str]) -> Iterator[Text]:
+def lines(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
+    """Yields the documents of a text with one sentence per line and blank lines between documents."""
+    first = next(blocks, "")
+    blocks = itertools.chain([first], blocks)
+    if _SEPARATOR in first:
+        return _documents(_separated(blocks), LINES, problems)
+    return _blank_line_documents(blocks, LINES, problems)
+
+
+def _blank_line_documents(blocks: Iterable[str], layout: str, problems: Counter[str]) -> Iterator[Text]:
     """Divides streamed text into documents at blank lines."""
 
     def parts() -> Iterator[tuple[str, bool]]:
@@ -69,6 +82,18 @@ def blank_line_documents(blocks: Iterable[str], layout: str, problems: Counter[s
         yield spaces, True
 
     return _documents(parts(), layout, problems)
+
+
+def _separated(blocks: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Divides streamed text at `_SEPARATOR`. Yields parts for `_documents`."""
+    rest = ""
+    for block in blocks:
+        *complete, text = (rest + block).split(_SEPARATOR)
+        yield from ((document, True) for document in complete)
+        at = max(0, len(text) - len(_SEPARATOR) + 1)  # The rest may be the start of a separator.
+        yield text[:at], False
+        rest = text[at:]
+    yield rest, True
 
 
 def _documents(parts: Iterable[tuple[str, bool]], layout: str, problems: Counter[str]) -> Iterator[Text]:
@@ -103,32 +128,37 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
     - One paragraph per line, without blank lines or with a blank line after each paragraph: the file is one document.
     - One paragraph per line, with blank lines mostly between groups of paragraphs: each group is a document.
 
-    In a file of Project Gutenberg, only the book is read, not the license.
+    Each book of Project Gutenberg in a file is a document, without its license. So is each text between two
+    `<|endoftext|>`.
     """
     first = next(blocks, "")
-    if start := _BOOK_START.search(first):
-        blocks = _book(itertools.chain([first[start.end() :]], blocks))
-        first = next(blocks)
-    groups = [group.split("\n") for group in _BLANK_LINE.split(first.strip())]
-    lines = [line.strip() for group in groups for line in group]
+    edge = _BOOK_EDGE.search(first)
+    has_books = edge is not None and edge[1] == "START"
+    if has_books:
+        blocks = _books(itertools.chain([first], blocks))
+        first = next(blocks, "")
+    groups = [group.split("\n") for group in _BLANK_LINE.split(first.replace(_SEPARATOR, "\n").strip())]
+    all_lines = [line.strip() for group in groups for line in group]
     with_paragraphs = sum(len(group) > 1 for group in groups)
     blocks = itertools.chain([first], blocks)
-    layout = WRAPPED if is_wrapped(lines) else PARAGRAPHS
+    layout = WRAPPED if is_wrapped(all_lines) else PARAGRAPHS
+    if has_books or _SEPARATOR in first:
+        return _documents(_separated(blocks), layout, problems)
     if layout == PARAGRAPHS and len(groups) > 1 and 2 * with_paragraphs > len(groups):
-        return blank_line_documents(blocks, layout, problems)
+        return _blank_line_documents(blocks, layout, problems)
     return _documents(((block, False) for block in blocks), layout, problems)
 
 
-def _book(blocks: Iterable[str]) -> Iterator[str]:
-    """Yields the text before the end line of a Project Gutenberg book. Also reads the rest, but does not yield it."""
-    rest, end = "", None
-    for block in blocks:
-        if not end:
-            text, newline, rest = (rest + block).rpartition("\n")
-            end = _BOOK_END.search(text)
-            yield text[: end.start()] if end else text + newline
-    if not end:
-        yield rest
+def _books(blocks: Iterable[str]) -> Iterator[str]:
+    """Yields the text of the books of Project Gutenberg in a file, each followed by `_SEPARATOR`."""
+    rest, inside = "", False
+    for block in itertools.chain(blocks, ["\n"]):
+        text, newline, rest = (rest + block).rpartition("\n")
+        book, at = "", 0
+        for edge in _BOOK_EDGE.finditer(text):
+            book += text[at : edge.start()] + _SEPARATOR if inside else ""
+            inside, at = edge[1] == "START", edge.end()
+        yield book + text[at:] + newline if inside else book
 
 
 def wiki(blocks: Iterable[str], problems: Counter[str]) -> Iterator[Text]:

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, BinaryIO
 
 from bertjax.data.corpus import datasets, documents
-from bertjax.data.corpus.documents import LINES, PARAGRAPHS, Text
+from bertjax.data.corpus.documents import PARAGRAPHS, Text
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.utils.io import as_path, is_remote, reject_binary, unix_newlines
 
@@ -34,12 +34,17 @@ _READ_BYTES = 1 << 20
 _STORAGE_REQUESTS = 32
 # First line of a WikiExtractor file.
 _EXTRACTED = re.compile(rb"\s*<doc [a-z]+=")
-# Start of a file that is not plain text: JSON (for example, from WikiExtractor with --json), HTML, XML (for example, a
-# dump of Wikipedia), PDF or RTF.
+# Start of a file that is not plain text: JSON or Python (for example, from WikiExtractor with --json), HTML, XML (for
+# example, a dump of Wikipedia), PDF or RTF.
 NO_TEXT = re.compile(
-    rb'\s*(<!--.*?-->\s*)?((\[\s*)?\{\s*"[^"\n]*"\s*:|<(!doctype|html|\?xml|mediawiki)\b|%PDF-|\{\\rtf)',
+    rb"\s*(<!--.*?-->\s*)?((\[\s*)?\{\s*([\"'])[^\"'\n]*\4\s*:|\[\s*\"|%PDF-|\{\\rtf|"
+    rb"<(!doctype|html|head|body|p|\?xml|mediawiki|tei|docno|(?-i:DOC))\b)",
     re.IGNORECASE | re.DOTALL,
 )
+# Number of lines at the start of a file. If each has a tab between words, the file is a table.
+_TABLE_LINES = 20
+# A file is not UTF-8 if more than these bytes at its start are invalid, and most of its bytes outside ASCII are.
+_MAX_INVALID_BYTES, _MAX_INVALID_FRACTION = 20, 0.005
 _TABLE = re.compile(r".*\.(jsonl?|csv|tsv)(\.gz|\.xz)?", re.IGNORECASE)
 _ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
 
@@ -155,7 +160,7 @@ def read(
         return _read_dataset(source, problems, advance)
     blocks = _text_blocks(source, problems, advance)
     if source.kind == "text":
-        return documents.blank_line_documents(blocks, LINES, problems)
+        return documents.lines(blocks, problems)
     return documents.prose(blocks, problems) if source.kind == "prose" else documents.wiki(blocks, problems)
 
 
@@ -204,6 +209,9 @@ def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int]
                 if NO_TEXT.match(block):
                     fix = "write its texts to a .txt file (WikiExtractor: omit --json)"
                     raise UsageError(f"{source.name} contains JSON, HTML, XML, PDF or RTF, not text; {fix}")
+                _check_encoding(source.name, block)
+                if source.kind != "wiki":
+                    _check_no_table(source.name, block)
             total_bytes += len(block)
             yield block
         advance(raw.tell() - position)
@@ -217,6 +225,21 @@ def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int]
         place = f"past byte {total_bytes:,} of the decompressed text"
         raise BertjaxError(f"cannot read {source.name} {place}: {first_line(error)}; repair or omit it") from error
     problems["empty_files"] += total_bytes == 0
+
+
+def _check_no_table(name: str, block: bytes) -> None:
+    """Raises a UsageError if all lines at the start of a file have tabs between words."""
+    start = [line.strip() for line in block.split(b"\n", 2 * _TABLE_LINES)[:-1] if line.strip()][:_TABLE_LINES]
+    if len(start) == _TABLE_LINES and all(b"\t" in line for line in start):
+        raise UsageError(f"{name} is a table: each line has a tab; write only its texts to the file")
+
+
+def _check_encoding(name: str, block: bytes) -> None:
+    """Raises a UsageError if the start of a file is in another encoding than UTF-8."""
+    invalid = sum(map(len, _ESCAPED_BYTES.findall(block.decode("utf-8", "surrogateescape"))))
+    is_frequent = invalid > max(_MAX_INVALID_BYTES, _MAX_INVALID_FRACTION * len(block))
+    if is_frequent and 2 * invalid > sum(byte > 0x7F for byte in block):
+        raise UsageError(f"{name} is not in UTF-8; convert it, for example with iconv -f ENCODING -t UTF-8")
 
 
 def _decode(decoder: Any, block: bytes, problems: Counter[str]) -> str:

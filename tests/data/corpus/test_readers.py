@@ -105,14 +105,40 @@ LINE = "a wrapped line that stops in the middle of what it says"
 
 
 @pytest.mark.parametrize("block_bytes", [1 << 20, 600])
-def test_license_of_project_gutenberg_is_not_part_of_the_book(tmp_path, monkeypatch, block_bytes):
+def test_license_of_project_gutenberg_is_not_part_of_the_books(tmp_path, monkeypatch, block_bytes):
     monkeypatch.setattr(readers, "_READ_BYTES", block_bytes)
-    book = "\n".join([LINE] * 30 + ["The end."])
-    start = "The Project Gutenberg eBook of Emma\n\n*** START OF THE PROJECT GUTENBERG EBOOK EMMA: A\nNOVEL ***\n\n"
+    books = ["\n".join([LINE] * 30 + ["* * *", "***", "The end."]), "\n".join([LINE] * 20), "\n".join([LINE] * 10)]
+    title = "The Project Gutenberg eBook of Emma\n\n"
+    starts = [f"*** START OF THE PROJECT GUTENBERG EBOOK EMMA{end}\n\n" for end in (": A\nNOVEL ***", "", " ***")]
     end = "*** END OF THE PROJECT GUTENBERG EBOOK EMMA: A\nNOVEL ***\n\n" + "\n".join([LINE] * 30)
-    (tmp_path / "p.txt").write_text(f"{start}{book}\n\n{end}\n", encoding="utf-8")
+    # The second book has no end line.
+    text = "".join(
+        f"{title}{start}{book}\n\n{end}\n" for start, book, end in zip(starts, books, (end, "", end), strict=True)
+    ).replace(f"\n\n\n{title}", "\n\n")
+    (tmp_path / "p.txt").write_text(text, encoding="utf-8")
     documents, _ = read(f"prose:{tmp_path}/p.txt")
-    assert [(layout, text.strip()) for layout, text in documents] == [(WRAPPED, book)]
+    assert [(layout, text.strip()) for layout, text in documents] == [(WRAPPED, book) for book in books]
+
+
+@pytest.mark.parametrize("block_bytes", [1 << 20, 223])
+@pytest.mark.parametrize("kind", ["text", "prose"])
+def test_documents_end_at_separators_of_language_models(kind, block_bytes, tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "_READ_BYTES", block_bytes)
+    stories = [f"{PARAGRAPH}\n\n{PARAGRAPH}", f"{PARAGRAPH}\n{PARAGRAPH}", PARAGRAPH]
+    (tmp_path / "f").write_text("\n<|endoftext|>\n".join(stories) + "<|endoftext|>", encoding="utf-8")
+    documents, _ = read(f"{kind}:{tmp_path}/f")
+    assert [text.strip() for _, text in documents] == stories
+
+
+def test_tables_and_texts_in_another_encoding_are_rejected(tmp_path):
+    (tmp_path / "sentences.txt").write_text("".join(f"{line}\t{PARAGRAPH}\n" for line in range(30)))
+    with pytest.raises(UsageError, match="sentences.txt is a table: each line has a tab"):
+        read(f"text:{tmp_path}/sentences.txt")
+    (tmp_path / "indented.txt").write_text("".join(f"\t{PARAGRAPH}\n" for _ in range(30)))
+    assert len(read(f"prose:{tmp_path}/indented.txt")[0]) == 1
+    (tmp_path / "latin1.txt").write_text("Il a \xe9t\xe9 l\xe0.\n" * 30, encoding="latin-1")
+    with pytest.raises(UsageError, match="latin1.txt is not in UTF-8; convert it, for example with iconv"):
+        read(f"wiki:{tmp_path}/latin1.txt")
 
 
 @pytest.mark.parametrize(
@@ -248,6 +274,9 @@ def test_files_are_sorted_and_duplicates_counted(tmp_path):
         # WikiExtractor with --json.
         ("wiki", "wiki_00", '{"id": "1", "text": "One."}\n', "wiki_00 contains JSON"),
         ("prose", "a", '[\n {"text": "One."}\n]\n', "a contains JSON"),
+        ("text", "a", "{'text': 'One.'}\n", "a contains JSON"),
+        ("text", "a", '["One.", "Two."]\n', "a contains JSON"),
+        ("prose", "a", "<DOC>\n<DOCNO>1</DOCNO>\n", "a contains JSON, HTML, XML"),
         ("prose", "a", "\n<!-- by\nhand -->\n<!DOCTYPE html>\n<html>One.</html>\n", "a contains JSON, HTML, XML"),
         ("wiki", "wiki.xml", "<mediawiki xmlns='a'>One.</mediawiki>\n", "wiki.xml contains JSON, HTML, XML"),
         ("text", "wiki_00", "\ufeff" + WIKI, "use wiki: instead of text:"),
