@@ -111,7 +111,7 @@ def read_texts(texts: Iterable[str], path: str | None) -> Iterator[str]:
         return iter(texts)
     name = "standard input" if path == STDIN else path
     if (form := Path(path).suffix.removeprefix(".").lower()) in (*FORMATS, "json"):
-        fix = "write its texts to a .txt file, or use --output DIR and --config.data.test_file=FILE"
+        fix = "write its texts to a .txt file, or use predict --output DIR --config.data.test_file=FILE"
         raise UsageError(f"{path} is a {form} table, not one text per line; {fix}")
     try:
         file: Any = sys.stdin.buffer if path == STDIN else Path(path).expanduser().open("rb")

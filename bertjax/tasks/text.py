@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.data.finetuning.cells import label_key, minus_one_problem, sort_labels
+from bertjax.data.finetuning.cells import is_number, label_key, minus_one_problem, sort_labels, spelling_problem
 from bertjax.data.finetuning.labeled_text import Target, is_multi_hot
 from bertjax.data.finetuning.tables import ReadStats, Row, escape_line, read_table
 from bertjax.data.finetuning.tagged import TaggedText, read_tagged_rows
@@ -229,12 +229,16 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
             f"column {data.label!r} of {data.train_file} contains {len(labels)} different labels in {stats.read:,} "
             f"rows{noted}, but needs at least {minimum}; set config.data.label, or kind=number for regression"
         )
-    if separator and max_names < 2:
+    others = [character for character in ",;|" if sum(character in name for name in labels.values()) > 1]
+    if separator and (max_names < 2 or others):
+        found = "labels of {} contain {!r}" if others else "no row of {} has several labels"
+        found = found.format(data.train_file, *others[:1])
         logger.warning(
-            f"no row of {data.train_file} has several labels; if labels are separated by a character other than "
-            f"{separator!r}, set config.data.label_separator"
+            f"{found}; if labels are separated by a character other than {separator!r}, set config.data.label_separator"
         )
-    if problem := minus_one_problem(labels):
+    if data.kind == "classes" and any("." in name for name in labels) and all(map(is_number, labels)):
+        logger.warning(f"{data.train_file}: the classes are numbers with decimals; for regression, set kind=number")
+    for problem in filter(None, (minus_one_problem(labels), spelling_problem(labels.values()))):
         logger.warning(f"{data.train_file}: {problem}")
     rare = [name for key, name in labels.items() if spellings[key].total() == 1]
     is_mostly_rare = data.kind == "classes" and stats.read >= _MIN_ROWS and 2 * len(rare) >= stats.read

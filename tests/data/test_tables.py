@@ -168,6 +168,8 @@ def test_files_with_mixed_line_ends_are_read(newline, tmp_path):
         ("csv", "text,label,Part\na,1,Training\nb,0,TEST\n", "rows of several splits .column 'Part'"),
         ("tsv", "split\ttext\tlabel\ntrain\ta\t1\n\ntest\tb\t0\nextra\tc\t0\n", "rows of several splits"),
         ("csv", "text,label,part\na,1,train\nb,0,\nc,0,test\n", "rows of several splits .column 'part'"),
+        ("csv", "text,label,is_valid\na,1,False\nb,0,True\n", "rows of several splits .column 'is_valid'"),
+        ("csv", "text,label,Usage\na,1,Training\nb,0,PublicTest\nc,1,other\n", "rows of several splits"),
         ("tsv", '"text"\t"label"\n"a"\t"1"\n', "tabs in .tsv, where quotes are text"),
         (
             "jsonl",
@@ -240,6 +242,18 @@ def test_other_cells_are_not_lists(cell, in_text):
 def test_list_that_cannot_be_read_is_an_error(cell):
     with pytest.raises(UsageError, match="file line 7: label is .* not a list"):
         read(cell, ["a", "b"], ",")
+
+
+@pytest.mark.parametrize("text", ["['a' 'b']", "['a', 'b']", "b'it\\'s'", 'b"a"', "{'text': 'a'}", "nan", " N/A "])
+def test_text_that_is_probably_a_value_of_another_type_is_counted(text):
+    stats = ReadStats("file")
+    for line, each in enumerate(("a", "[1] b", "b'", "nanny", "", text), 1):
+        stats.count_irregular_text(each, line)
+    ((reason, entry),) = stats.noted.items()
+    assert entry == {"rows": 1, "first": "line 6"}
+    assert ("missing value" in reason) == (text in ("nan", " N/A ")) and ("list or bytes" in reason) == (
+        text[0] in "[b{"
+    )
 
 
 def read(cell, labels, separator=""):

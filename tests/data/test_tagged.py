@@ -37,6 +37,15 @@ def test_conll_file_is_read_into_words_tags_and_documents(tmp_path):
     variant = b"\xef\xbb\xbf" + FILE.rstrip().replace("\n", "\r\n").encode()
     assert read(tmp_path, variant) == read(tmp_path)
     assert read(tmp_path, FILE.replace("-DOCSTART-", "-DOCSTART-(7)")) == read(tmp_path)
+    # Neither do byte-order marks of concatenated files.
+    assert read(tmp_path, FILE.replace("-DOCSTART-", "\ufeff-DOCSTART-")) == read(tmp_path)
+    assert read(tmp_path, FILE.replace("-DOCSTART- -X- O O", "# newdoc id = 7")) == read(tmp_path)
+
+
+def test_words_that_a_csv_writer_quoted_are_counted(tmp_path):
+    stats = ReadStats("")
+    assert read(tmp_path, 'a\tO\n"\tO\n""""\tO\n"5"""\tO\n', stats).sentences == [["a", '"', '""""', '"5"""']]
+    assert stats.noted == {"words with quotes, as CSV writers add them": {"rows": 2, "first": "line 3"}}
 
 
 @pytest.mark.parametrize("tags", [["S-PER", "B-LOC", "M-LOC", "E-LOC", "U-ORG", "B-ORG", "L-ORG"], ["B", "I", "O"]])

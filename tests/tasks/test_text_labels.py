@@ -112,8 +112,9 @@ def test_labels_of_the_training_file_have_one_spelling(kind, rows, labels, lette
     assert task.labels == labels
 
 
-def test_label_in_quotes_is_rejected(letters, tmp_path):
-    (tmp_path / "train.tsv").write_text('text\tlabel\nzu\ta\npa\t"a, b"\n')
+@pytest.mark.parametrize("label", ['"a, b"', "b'a'"])
+def test_label_in_quotes_is_rejected(label, letters, tmp_path):
+    (tmp_path / "train.tsv").write_text(f"text\tlabel\nzu\ta\npa\t{label}\n")
     with pytest.raises(UsageError, match="train.tsv line 3: label is .*in quotes"):
         load_task(f"text.py:train={tmp_path}/train.tsv", letters, data__eval_split="none")
 
@@ -128,6 +129,10 @@ def test_label_in_quotes_is_rejected(letters, tmp_path):
         ("multilabel", 'zu,pos\npa,"pos,neg"\n', None),
         ("classes", "zu,-1\npa,0\nba,1\nke,2\n" * 2, "the classes are -1 to 2; -1 may mark missing labels"),
         ("classes", "zu,-1\npa,0\nba,1\n" * 2, None),
+        ("classes", "zu,0.5\npa,1\nba,2.5\n" * 2, "the classes are numbers with decimals; .* set kind=number"),
+        ("classes", "zu,v1.5\npa,1\nba,2\n" * 2, None),
+        ("classes", "zu,Yes\npa,no\nba,yes\u200b\n" * 2, "differ only in their spelling .*: 'Yes', 'yes.u200b'"),
+        ("multilabel", 'zu,a; y\npa,b; y\nba,"x; z, w"\n', "labels of .* contain ';'; if .* character other than"),
     ],
 )
 def test_labels_that_are_probably_not_single_labels_are_named_in_a_warning(
@@ -135,7 +140,7 @@ def test_labels_that_are_probably_not_single_labels_are_named_in_a_warning(
 ):
     (tmp_path / "train.csv").write_text("text,label\n" + rows)
     load_task(f"text.py:train={tmp_path}/train.csv,kind={kind}", letters, data__eval_split="none")
-    warnings = [line for line in log_lines if re.search("may be texts|no row of|may mark", line)]
+    warnings = [line for line in log_lines if re.search("may be texts|if labels are|may mark|decimals|spelling", line)]
     assert len(warnings) == bool(labels) and (not labels or re.search(labels, warnings[0]))
 
 

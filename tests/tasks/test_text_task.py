@@ -137,7 +137,7 @@ def test_every_row_has_a_line_in_the_prediction_file(letters, tmp_path, capfd):
     dev = results["files"][1]
     assert (dev["read"], dev["used"], dev["skipped"]) == (6, 3, {})
     assert dev["noted"]["with too few fields"]["rows"] == 2
-    assert dev["noted"]["with a list, whose brackets and quotes are a part of the text"]["first"] == "line 3"
+    assert dev["noted"]["with a list or bytes, whose brackets and quotes are a part of the text"]["first"] == "line 3"
     assert dev["noted"]["with an empty label, predicted but not scored"] == {"rows": 1, "first": "line 4"}
     assert results["accuracy"] in (0.0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1.0)
     assert results["baseline"]["accuracy"] == pytest.approx(2 / 3)

@@ -7,10 +7,11 @@ import itertools
 import json
 import re
 import tokenize
+import unicodedata
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from bertjax.errors import UsageError, quoted
+from bertjax.errors import UsageError, listed, quoted
 
 # Cells that mean "missing" in `pandas.read_csv`, database exports (\N) and spreadsheets (errors), and other spellings
 # that are not class names in any known data.
@@ -24,6 +25,8 @@ _MISSING = (
 _LABELS = re.compile(r"(\w+\(\s*)?(\[.*\]|\{.*\}|\(.*[,'\"].*\))(.*\))?|[\[({]\s*['\"].*|(set)?\(\)", re.DOTALL)
 # Texts that look like lists of words. Ordinary text may also start with a bracket, as in `[1]`.
 _WORDS = re.compile(r"(\w+\(\s*)?[\[({]\s*['\"].*[\])}]|\[\s*\]", re.DOTALL)
+# Text as Python prints bytes, such as the strings of TensorFlow Datasets: b'text'.
+_BYTES = re.compile(r"b(['\"]).*\1", re.DOTALL)
 
 
 def read_list(cell: Any, place: str, in_text: bool = False) -> list[Any] | None:
@@ -50,12 +53,12 @@ def read_list(cell: Any, place: str, in_text: bool = False) -> list[Any] | None:
     )
 
 
-def is_list(cell: Any) -> bool:
-    """Returns whether the cell of a text column is a list, or a string that contains a JSON or Python list."""
+def is_literal(cell: Any) -> bool:
+    """Returns whether a text cell is a list, or contains one as JSON, Python or NumPy print it, or Python bytes."""
     try:
-        return read_list(cell, "", in_text=True) is not None
-    except UsageError:
-        return False
+        return read_list(cell, "", in_text=True) is not None or _BYTES.fullmatch(cell) is not None
+    except UsageError:  # a list without commas, as NumPy prints it
+        return True
 
 
 def _parse(text: str) -> Any:
@@ -89,12 +92,27 @@ def is_integer(name: str) -> bool:
     return re.fullmatch(r"[+-]?\d+(\.0+)?", name) is not None
 
 
+def is_number(name: str) -> bool:
+    """Returns True if a label is a number such as `1`, `-0.5` or `3e-2`."""
+    return re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", name, re.IGNORECASE) is not None
+
+
 def label_key(name: str) -> str:
     """Returns the same key for all spellings of a label: `1`, `1.0` and `LABEL_1`, or `true`, `True` and `TRUE`."""
     name = re.sub(r"^LABEL_(?=\d+$)", "", name)
     if is_integer(name):
         return name.partition(".")[0]
     return name.lower() if name.lower() in ("true", "false") else name
+
+
+def spelling_problem(labels: Collection[str]) -> str:
+    """Returns a warning if labels differ only in case, accents' encoding or invisible characters, else ""."""
+    groups: dict[str, list[str]] = {}
+    for label in labels:
+        visible = "".join(character for character in label if unicodedata.category(character) != "Cf")
+        groups.setdefault(" ".join(unicodedata.normalize("NFKC", visible).casefold().split()), []).append(label)
+    similar = [repr(label) for group in groups.values() if len(group) > 1 for label in sorted(group)]
+    return f"labels that differ only in their spelling are different classes: {listed(similar)}" if similar else ""
 
 
 def minus_one_problem(labels: Collection[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.finetuning.cells import is_list, is_missing, label_key, label_name, read_list
+from bertjax.data.finetuning.cells import is_literal, is_missing, label_key, label_name, read_list
 from bertjax.data.finetuning.examples import Examples, encode_pair, make_examples
 from bertjax.data.finetuning.tables import ReadStats, Row
 from bertjax.errors import UsageError, listed, quoted
@@ -49,7 +49,7 @@ class Target:
             text = cell.strip()
             if not text:
                 return [] if self.separator else None
-            if text.startswith('"') and text.endswith('"'):
+            if (text.startswith('"') and text.endswith('"')) or is_literal(text):
                 raise UsageError(
                     f"{place} is in quotes: {quoted(text)}; remove the quotes, or save a .tsv table as .csv"
                 )
@@ -151,8 +151,7 @@ def encode_rows(
         for column in columns:
             if not isinstance(row.fields[column], str):
                 raise UsageError(f"{stats.file} line {row.line}: {column} is a list; it must be a string")
-            if is_list(row.fields[column]):
-                stats.count_irregular("with a list, whose brackets and quotes are a part of the text", row.line)
+            stats.count_irregular_text(row.fields[column], row.line)
         ids = {part: tokenizer.encode_with_special(" ".join(row.fields[name] for name in part)) for part in texts}
         if not all(ids.values()):
             stats.count_irregular("with an empty text", row.line)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bertjax.data.finetuning.cells import is_literal, is_missing
 from bertjax.errors import UsageError, first_line, listed
 from bertjax.utils.io import atomic_file, reject_binary, unix_newlines
 
@@ -23,9 +24,11 @@ _QUOTED = re.compile(r'".*"".*"|"[^"]*,[^"]*"', re.DOTALL)
 _ANSWER, _NOT_ACCEPTED = "answer", ("reject", "ignore")
 # Usual names and values of a column that contains the split of each row, as in `stsbenchmark.tsv` and `AllNLI.tsv`.
 # Case is ignored. A column with another name is also a split column if it has only these values.
-_SPLIT_COLUMNS = ("split", "set")
+_SPLIT_COLUMNS = ("split", "set", "data_split", "partition", "usage")
+_SPLIT_FLAGS = ("is_valid", "is_test")  # columns that mark rows which are not for training
 _TRAINING_SPLITS = {"train", "training"}
-_SPLITS = _TRAINING_SPLITS | {"dev", "development", "val", "valid", "validation", "test", "testing", "eval"}
+_SPLITS = _TRAINING_SPLITS | {"dev", "development", "val", "valid", "validation", "test", "testing", "eval", "trial"}
+_SPLITS |= {"holdout", "heldout", "unsup", "publictest", "privatetest", "public_test", "private_test"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -49,6 +52,13 @@ class ReadStats:
     def count_irregular(self, reason: str, place: int | str) -> None:
         """Counts an irregular row that is used anyway."""
         _count(self.noted, reason, place)
+
+    def count_irregular_text(self, text: str, line: int) -> None:
+        """Counts a text that is probably not meant as text: a list, Python bytes, or a spelling of a missing value."""
+        if is_literal(text):
+            self.count_irregular("with a list or bytes, whose brackets and quotes are a part of the text", line)
+        elif text and is_missing(text.strip()):
+            self.count_irregular(f"with the text {text.strip()!r}, perhaps a missing value", line)
 
     def summary(self) -> str:
         """Formats the counts as one line."""
@@ -108,6 +118,8 @@ def read_table(
         others = {name: fields.pop(name) for name in [*fields] if name not in columns}
         others = {name: str(value).strip().lower() for name, value in others.items() if value not in (None, NULL, "")}
         for name, value in others.items():
+            if name.lower() in _SPLIT_FLAGS:  # "False" and "0" mark training rows.
+                value = "train" if value in ("false", "0") else "test"
             splits.setdefault(name, set()).add(value if value in _SPLITS else "")
         answers = (value for name, value in others.items() if name.lower() == _ANSWER and value in _NOT_ACCEPTED)
         problem = next((f"with the answer {answer!r}" for answer in answers), "")
@@ -160,7 +172,8 @@ def table_format(path: Path) -> str:
     """Returns the format of a table, one of `FORMATS`, by its file name."""
     file_format = path.suffix.removeprefix(".").lower()
     if file_format not in FORMATS:
-        raise UsageError(f"unknown format of {path}; use a {', '.join(f'.{known}' for known in FORMATS)} file")
+        known = ", ".join(f".{name}" for name in FORMATS)
+        raise UsageError(f"unknown format of {path}; use a {known} file (decompress it, or rename JSON Lines)")
     return file_format
 
 

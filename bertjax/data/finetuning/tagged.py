@@ -96,8 +96,10 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
         if (labeled or width > 1) and not _TAG.fullmatch(tag):
             raise UsageError(
                 f"{path} line {line}: the tag of {quoted(columns[0])} is {quoted(tag)}; write O, B-TYPE or I-TYPE "
-                "(IOB, BIOES, BILOU or BMES) in the last column"
+                "(IOB, BIOES, BILOU or BMES) in the last column, and remove header lines"
             )
+        if len(columns[0]) > 2 and columns[0][0] == columns[0][-1] == '"':
+            stats.count_irregular("words with quotes, as CSV writers add them", line)
     words = [[columns[0] for _, columns in sentence] for sentence in sentences]
     tags = [[columns[tag_column] if width > 1 else "" for _, columns in sentence] for sentence in sentences]
     first_word = words[0][0]
@@ -130,7 +132,7 @@ def _read_sentences(path: Path, stats: ReadStats) -> tuple[list[list[_Line]], li
     """
     lines = []
     for line, row in enumerate(read_utf8(path).split("\n"), 1):
-        text = row.rstrip()
+        text = row.removeprefix("\ufeff").rstrip()  # Concatenated files may have several byte-order marks.
         columns = [column.strip(" ") for column in text.split("\t")] if "\t" in text.strip() else _COLUMN.findall(text)
         lines.append((line, columns))
     rows = [columns for _, columns in lines if columns and not columns[0].startswith((_DOCUMENT, "#"))]
@@ -143,6 +145,9 @@ def _read_sentences(path: Path, stats: ReadStats) -> tuple[list[list[_Line]], li
     documents: list[int] = []
     document, previous, in_sentence = 0, 0, False
     for line, columns in lines:
+        if columns[:2] == ["#", "newdoc"]:  # CoNLL-U
+            document += 1
+            continue
         if columns and columns[0].startswith("#"):
             is_token = len(columns) == width and (width == 1 or _TAG.fullmatch(columns[-1]))
             if is_indexed or not is_token:

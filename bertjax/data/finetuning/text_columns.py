@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.finetuning.cells import is_list, label_key, minus_one_problem, read_list, sort_labels
+from bertjax.data.finetuning.cells import is_literal, label_key, minus_one_problem, read_list, sort_labels
 from bertjax.data.finetuning.examples import encode_pair, make_examples
 from bertjax.data.finetuning.labeled_text import Target
 from bertjax.data.finetuning.tables import ReadStats, Row
@@ -112,14 +112,15 @@ def _text_key(text: str) -> int:
 
 
 def text_cell(row: Row, column: str, stats: ReadStats) -> str:
-    """Returns the text of a cell. Raises a UsageError if it is a list."""
+    """Returns the text of a cell. Raises a UsageError if it is a list or Python bytes."""
     value = row.fields[column]
-    if not is_list(value):
-        return value
-    raise UsageError(
-        f"{stats.file} line {row.line}: {column} is a list; write one text per row (only a third column, of "
-        "negatives, may contain lists)"
-    )
+    if is_literal(value):
+        raise UsageError(
+            f"{stats.file} line {row.line}: {column} is a list or bytes; write one text per row (only a third column, "
+            "of negatives, may contain lists)"
+        )
+    stats.count_irregular_text(value, row.line)
+    return value
 
 
 def _read_texts(row: Row, columns: Sequence[str], kind: str, stats: ReadStats) -> list[str]:
@@ -127,9 +128,11 @@ def _read_texts(row: Row, columns: Sequence[str], kind: str, stats: ReadStats) -
     texts, last = [text_cell(row, column, stats) for column in columns[:-1]], row.fields[columns[-1]]
     if len(columns) < 3 and kind != "scores":
         last = text_cell(row, columns[-1], stats)
-    elif isinstance(last, str) and last.lstrip().startswith("["):
+    elif isinstance(last, str):
         # In TSV and CSV, every cell is text, so parse it.
         items = read_list(last, f"{stats.file} line {row.line}: {columns[-1]}", in_text=True)
+        if items is None:
+            stats.count_irregular_text(last, row.line)
         last = last if items is None else items
     texts += last if isinstance(last, list) else [last]
     if not all(isinstance(text, str) for text in texts):
