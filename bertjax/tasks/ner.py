@@ -5,6 +5,7 @@ from pathlib import Path
 
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.finetuning.tagged import TaggedText, read_conll
+from bertjax.errors import UsageError
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
 from bertjax.tasks.finetuning.tagging import TaggingTask
 from bertjax.utils.sections import bounded
@@ -50,6 +51,8 @@ class NerTask(TaggingTask):
         data = self.config.data
         name = getattr(data, f"{split}_file")
         path = Path(data.path).expanduser() / name
+        if not path.exists():
+            raise UsageError(f"{path} does not exist; set --config.data.{split}_file to the name of the {split} file")
         stats = ReadStats(str(path))
         self.read_stats.append(stats)
         return read_conll(path, stats, labeled=name != data.test_file)

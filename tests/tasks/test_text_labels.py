@@ -144,6 +144,13 @@ def test_labels_that_are_probably_not_single_labels_are_named_in_a_warning(
     assert len(warnings) == bool(labels) and (not labels or re.search(labels, warnings[0]))
 
 
+@pytest.mark.parametrize(("text", "warns"), [("zu", False), ("\u6cb3 zu", True)])
+def test_vocabulary_that_does_not_fit_the_texts_is_noted(text, warns, letters, tmp_path):
+    (tmp_path / "train.csv").write_text(f"text,label\n{text},a\n{text},b\n")
+    task = load_task(f"text.py:train={tmp_path}/train.csv", letters, data__eval_split="none")
+    assert any("of the tokens are [UNK]; check that" in note for note in task.notes) == warns
+
+
 @pytest.mark.parametrize("kind", ["classes", "multilabel", "tags"])
 def test_labels_from_a_file_keep_their_order(kind, letters, tmp_path):
     rows = [{"text": "zu", "label": "y"}, {"text": "pa", "label": "x"}]

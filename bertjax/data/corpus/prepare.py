@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bertjax.data.corpus import readers, store
 from bertjax.data.corpus.chunks import divide_chunk, encode_chunk, group_sources, plan_splits, write_array
 from bertjax.data.corpus.vocabulary import BPE, WORDPIECE, Vocabulary, is_cased, load_vocabulary, named_special_ids
@@ -28,6 +30,9 @@ _CHUNKS_PER_WORKER = 2
 # per byte.
 _DISK_BYTES_PER_TEXT_BYTE = 0.8
 _WORKER_DIED = "a worker process was killed, perhaps for lack of memory; run again, with fewer --workers if it recurs"
+
+# Bytes of the training tokens that are checked for unknown words.
+_CHECKED_BYTES = 1 << 20
 
 # Report a held-out split with more than this fraction of the tokens, and more than twice the requested fraction: there
 # are too few documents, or one is too long.
@@ -115,6 +120,10 @@ def prepare(
             used, extension["added_pieces"] = extend_vocabulary(used, samples, add_pieces)
             settings["add_pieces"] = add_pieces
         entries = run(sources, used, heldout_fraction, folder, pool)
+        with (folder / store.array_file("train", "tokens")).open("rb") as file:
+            start = np.frombuffer(file.read(_CHECKED_BYTES), store.token_dtype(used.size))
+        if problem := used.unknown_problem(start):
+            logger.warning(problem)
         entry = used.entry()
         (folder / entry["file"]).write_bytes(used.content)
         manifest = {

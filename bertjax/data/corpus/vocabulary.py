@@ -36,6 +36,8 @@ BYTE_LEVEL_START = "\u0120"  # Byte-level BPE: prefix of the first piece of a wo
 MAX_WORD_CHARS = 200
 # Minimum fraction of words with capitals in a cased vocabulary. Released cased vocabularies have 0.3 and more.
 _MIN_CAPITALS = 0.1
+# Fraction of [UNK] above which a vocabulary probably does not fit a text.
+_MAX_UNKNOWN = 0.1
 # File in a workdir that describes the run's vocabulary, see `Vocabulary.entry`.
 ENTRY = "vocabulary.json"
 # Fields that `Vocabulary.entry` omits if they have the default value.
@@ -120,6 +122,13 @@ class Vocabulary:
         if self.kind == SENTENCEPIECE:
             return load_sentencepiece(self.path, self.content)
         return load_tokenizer_json(self.path, self.content, self.prefix)
+
+    def unknown_problem(self, ids: np.ndarray) -> str:
+        """Returns a warning if many of the token ids of a text are [UNK], else ""."""
+        share = np.mean(ids == self.unk_id) if ids.size else 0.0
+        return (
+            f"{share:.0%} of the tokens are [UNK]; check that {self.path} fits the text" if share > _MAX_UNKNOWN else ""
+        )
 
     def entry(self) -> dict[str, Any]:
         """Returns the settings that `load_entry` needs besides the file. Omits `_OPTIONAL` fields with the default."""

@@ -97,7 +97,10 @@ class FinetuningTask(Task):
         evaluated_on = self.eval_data_name() if self.eval_examples is not None else _NOT_EVALUATED
         self.results = {"evaluated_on": evaluated_on, "files": [vars(stats) for stats in self.read_stats]}
         not_evaluated = f"evaluated on {_NOT_EVALUATED}" if self.eval_examples is None else ""
-        notes = (self._describe_labels(), self._describe_class_weights(), not_evaluated)
+        unknown = (
+            self.vocabulary.unknown_problem(self.train_examples.tokens["input_ids"]) if self.train_examples else ""
+        )
+        notes = (self._describe_labels(), self._describe_class_weights(), not_evaluated, unknown)
         self.notes = (*(stats.summary() for stats in self.read_stats), *filter(None, notes), *self.data_notes)
 
     def _init_without_data(self, train: bool) -> None:

@@ -155,6 +155,13 @@ def test_problems_of_the_input_are_counted(tmp_path, vocabulary, chunk_bytes, mo
     assert len(text.splitlines()) == 3 + len(manifest["problems"]) and "2 bytes were not UTF-8" in text
 
 
+@pytest.mark.parametrize(("text", "warns"), [("river stone\n\n" * 20, False), ("\u6cb3 stone\n\n" * 20, True)])
+def test_vocabulary_that_does_not_fit_the_text_logs_a_warning(text, warns, tmp_path, vocabulary, log_lines):
+    (tmp_path / "a.txt").write_text(text)
+    run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary)
+    assert any("50% of the tokens are [UNK]; check that" in line for line in log_lines) == warns
+
+
 def test_every_problem_has_a_message():
     modules = readers, documents_module, chunks
     source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in modules)
