@@ -97,7 +97,18 @@ def test_question_without_its_answer_is_skipped_for_a_reason_only_in_training(an
     questions, stats = read(tmp_path, content)
     assert [q.id for q in questions] == ["2"] and not stats.noted
     assert stats.skipped == {reason: {"rows": 1, "first": "question 1"}}
-    assert len(read(tmp_path, content, training=False)[0]) == 2
+    questions, stats = read(tmp_path, content, training=False)
+    assert len(questions) == 2 and [*stats.noted] == [f"{reason}, scored by the text of its answers"]
+
+
+def test_answer_inside_a_word_is_counted_if_it_is_a_word_elsewhere(tmp_path):
+    context = "An ant, 1990s \u5728\u5df4\u9ece"
+    inside = (qa("1", "an", 3), qa("2", "1990", 8), qa("3", "\u5df4", 15), qa("4", "ant", 3), qa("5", "An", 0))
+    assert not read(tmp_path, squad(*inside, context=context))[1].noted
+    stats = read(tmp_path, squad(*inside, context=f"{context} an"))[1]
+    assert stats.noted == {
+        "whose answer starts or ends inside a word, but is a word elsewhere": {"rows": 1, "first": "question 1"}
+    }
 
 
 def test_is_impossible_may_be_text_and_must_not_contradict_the_answers(tmp_path):

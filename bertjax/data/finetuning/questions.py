@@ -63,17 +63,19 @@ def read_questions(path: Path, stats: ReadStats, training: bool, all_answerable:
     usable = Questions()
     for question in questions:
         place = f"question {question.id}"
-        problem, effect = question.lacks_answer, "wrong" if all_answerable else "unanswerable"
+        problem, effect = question.lacks_answer, "as wrong" if all_answerable else "as unanswerable"
         span = _find_first_answer(question) if question.answers else None
         if question.answers and not span:
-            problem = _why_not_found(question)
+            problem, effect = _why_not_found(question), "by the text of its answers"
         elif all_answerable and not question.answers:
             problem = problem or "without an answer (only version=2.0 trains on them)"
         if problem and training:
             stats.skip(problem, place)
             continue
-        if problem and not question.answers:
-            stats.count_irregular(f"{problem}, scored as {effect}", place)
+        if problem:
+            stats.count_irregular(f"{problem}, scored {effect}", place)
+        if span and _is_inside_word(question.context, span):
+            stats.count_irregular("whose answer starts or ends inside a word, but is a word elsewhere", place)
         if span and span != (question.answer_start, question.answer_start + len(question.answers[0])):
             stats.count_irregular("whose answer_start was corrected", place)
             answers = (question.context[slice(*span)], *question.answers[1:])
@@ -202,6 +204,12 @@ def _find_first_answer(question: Question) -> tuple[int, int] | None:
     )
     matches = _answer_pattern(answer).finditer(context, words[first][0], words[last][1])
     return min((match.span() for match in matches), key=lambda span: abs(span[0] - start), default=None)
+
+
+def _is_inside_word(context: str, span: tuple[int, int]) -> bool:
+    """Returns whether a span is only a part of a word or words, while its text also occurs as whole words."""
+    words = re.compile(rf"\b{re.escape(context[slice(*span)])}\b")
+    return not words.match(context, span[0]) and words.search(context) is not None
 
 
 def _answer_pattern(answer: str) -> re.Pattern[str]:
