@@ -83,5 +83,10 @@ def _bert(model_type: str, name: str, **options: Any) -> Family:
 
 
 BERT = _bert("bert", "Bert")
-# Without task-type embeddings, ERNIE's architecture equals BERT's (arXiv 1904.09223).
-ERNIE = _bert("ernie", "Ernie", refused=(*Family.refused, "use_task_id"))
+# ERNIE's architecture equals BERT's (arXiv 1904.09223), except for task embeddings if `use_task_id` is true. By
+# default, all tokens have task 0, so its embedding is a part of the position embeddings.
+ERNIE = _bert(
+    "ernie",
+    "Ernie",
+    added_rows={"ernie.embeddings.position_embeddings.weight": "ernie.embeddings.task_type_embeddings.weight"},
+)

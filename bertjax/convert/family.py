@@ -89,6 +89,8 @@ class Family:
     arrays: tuple[tuple[str, ...], ...]
     # Tokenizer class for folders without `tokenizer_class` (default: use `tokenizer.json` as it is).
     tokenizer_class: str = "PreTrainedTokenizer"
+    # Maps the name of an array to that of another array, whose first row is added to all rows in an import.
+    added_rows: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # `ModelConfig` values for fields that a config omits, and for fields that all models of the family share.
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # config fields with a single supported value

@@ -1,6 +1,7 @@
 """Conversion from and to folders in the format of Hugging Face's `save_pretrained`: config, safetensors, tokenizer."""
 
 import dataclasses
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ FILES = (CONFIG, WEIGHTS, *sentence_transformers.FILES, *TOKENIZER_FILES)
 READ_FILES = (CONFIG, WEIGHTS, INDEX, _ADAPTER, "model-*-of-*.safetensors", *TOKENIZER_FILES)
 # Arrays of an encoder that are not parameters.
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids", "embeddings.task_type_ids")
+_CLASS_START = re.compile("^.*?(?=For|Model$)")  # name of the family in the name of a model class
 # Values of `problem_type`.
 _MULTILABEL, _CLASSES, _REGRESSION = "multi_label_classification", "single_label_classification", "regression"
 
@@ -75,6 +77,10 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         notes.append(f"ignored SetFit's classifier {_SETFIT_HEAD}, which is a pickle: only its embedder is read")
     if embedder and embedder.similarity not in ("", "cosine"):
         notes.append(f"ignored similarity_fn_name={embedder.similarity}: evaluate and mine compare vectors by cosine")
+    if "model_type" not in hf_config:
+        notes.append(f"{file} has no model_type; assuming {family.model_type}")
+    if "auto_map" in hf_config and not family.has_own_code:
+        notes.append(f"ignored auto_map of {file}, because custom code is never run")
     dropout = config.hidden_dropout_prob
     notes += [
         f"ignored {name}={rate}: training uses the dropout rate {dropout} instead"
@@ -111,12 +117,16 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     def read_by_canonical_name(name: str) -> np.ndarray:
         array = read_array(stored_names[name])
         dtypes.add(array.dtype.name)
+        if (added := family.added_rows.get(name)) in stored_names:
+            array = array.astype(np.float32) + read_array(stored_names[added])[:1].astype(np.float32)
+            notes.append(f"added the first row of {added} to {name}")
         return array
 
     # Ignore tied copies, buffers and poolers, except parameters of this model, such as an untied decoder.
     poolers = [name for path, name, *_ in family.arrays if path.startswith(POOLER)]
     unused = {f"{name}.{leaf}" for name in poolers for leaf in ("weight", "bias")}
-    ignored = {*family.tied, *(family.prefix + name for name in _BUFFERS), *unused} - own_names
+    buffers = {family.prefix + name for name in _BUFFERS}
+    ignored = {*family.tied, *family.added_rows.values(), *buffers, *unused} - own_names
     params = import_params(
         parameters,
         {name: shapes[stored] for name, stored in stored_names.items() if name not in ignored},
@@ -157,6 +167,10 @@ def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[Family, ModelCo
             raise UsageError(f"{file} has {name}={hf_config[name]!r}, which bertjax does not support")
     architectures = hf_config.get("architectures") or [family.base_class]
     architecture = architectures if isinstance(architectures, str) else architectures[0]
+    if any(architecture in other.classes for other in FAMILIES.values()):
+        # Use the class of this family with the same head, such as `XLMRobertaForMaskedLM` for `RobertaForMaskedLM`.
+        head = _CLASS_START.sub("", architecture)
+        architecture = next((name for name in family.classes if name.endswith(head)), architecture)
     if architecture not in family.classes:
         raise UsageError(f"{file} has the architecture {architecture!r}; use one of {', '.join(family.classes)}")
     problem, kinds = hf_config.get("problem_type"), family.classes[architecture].output_kinds

@@ -18,6 +18,7 @@ from bertjax.convert.tokenizer_classes import (
     DEFAULTS,
     MAX_WORD_CHARS,
     MODEL_TYPES,
+    PYTHON_CLASSES,
     TOKENIZER,
     UNIGRAM,
     VOCABULARY,
@@ -69,10 +70,14 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
         class_name = model.get("tokenizer_class") or (family.tokenizer_class if family else _GENERIC)
     is_generic = model.get("model_type") in _GENERIC_MODELS
     tokenizer_class = _GENERIC if is_generic else str(class_name).removesuffix("Fast")
+    is_unknown = bool(tokenizer) and tokenizer_class not in (*MODEL_TYPES, *PYTHON_CLASSES)
+    if is_unknown:
+        tokenizer_class = _GENERIC
     model_type = MODEL_TYPES.get(tokenizer_class, "")
     is_bert = model_type == BERT
     has_vocabulary = bool(tokenizer) or (model_type == BYTE_LEVEL and (folder / BPE_MERGES).is_file())
-    if not has_vocabulary and not (folder / VOCABULARY).is_file() and (is_bert or not (folder / CONFIG).is_file()):
+    has_class = (folder / CONFIG).is_file() or any(folder.glob("*.model"))
+    if not has_vocabulary and not (folder / VOCABULARY).is_file() and (is_bert or not has_class):
         return read_vocabulary_file(folder, lower_case), True, []
     _check_supported(folder, config, tokenizer_class, tokenizer, has_vocabulary)
     try:
@@ -84,6 +89,8 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
                 config[name] = as_token(token, special=True) if isinstance(token, dict) else token
         config = {**DEFAULTS[model_type], **config}
         engine, notes = build_tokenizer(tokenizer_class, folder, config, tokenizer, lower_case)
+        if is_unknown:
+            notes.append(f"used {TOKENIZER} as it is, without the code of tokenizer_class {class_name!r}")
         tokens = _add_tokens(engine, folder, config, tokenizer)
         if model_type == UNIGRAM:
             tokens |= {"cls_token": tokens["bos_token"], "sep_token": tokens["eos_token"]}
@@ -141,12 +148,13 @@ def _check_supported(
     folder: Path, config: dict[str, Any], tokenizer_class: str, tokenizer: dict[str, Any], has_vocabulary: bool
 ) -> None:
     side = str(config.get("truncation_side") or (tokenizer.get("truncation") or {}).get("direction") or "right")
+    auto_map = config.get("auto_map") or {}
     class_type, file_type = MODEL_TYPES.get(tokenizer_class, ""), (tokenizer.get("model") or {}).get("type")
     is_other_type = class_type and file_type not in (None, class_type)
     class_name = f"has tokenizer_class {tokenizer_class!r}"
     problems = {
         f"truncates texts at the {side}": side.lower() != "right",
-        "needs custom code (auto_map)": "AutoTokenizer" in (config.get("auto_map") or ()),
+        "needs custom code (auto_map)": isinstance(auto_map, list) or "AutoTokenizer" in auto_map,
         f"{class_name}, which bertjax does not support": tokenizer_class not in MODEL_TYPES,
         f"{class_name}, which does not fit the {file_type} model of {TOKENIZER}": is_other_type,
         f"{class_name}, but lacks {TOKENIZER}, which AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of "
@@ -316,7 +324,8 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
     if vocabulary.kind == TOKENIZER_JSON:
         added = json.loads(content)["added_tokens"]
         special = [token["content"] for token in added if token["special"]]
-        tokenizer_config[_EXTRA] = [token for token in special if token not in special_tokens.values()]
+        if extra := [token for token in special if token not in special_tokens.values()]:
+            tokenizer_config[_OLD_EXTRA] = extra  # Versions 4 and 5 of transformers read this name.
     write_json(folder / CONFIG, tokenizer_config)
     write_json(folder / _SPECIAL_TOKENS, special_tokens)
     return []

@@ -166,6 +166,31 @@ def test_hidden_states_and_logits_equal_those_of_transformers(name, head, tmp_pa
     assert getattr(written, "seq_classif_dropout", rate) == rate
 
 
+def test_task_embeddings_of_ernie_are_added_to_its_position_embeddings(tmp_path):
+    torch.manual_seed(0)
+    model = transformers.ErnieModel(transformers.ErnieConfig(**SIZES, use_task_id=True)).eval()
+    model.save_pretrained(tmp_path)
+    checkpoint = huggingface.read(tmp_path)
+    assert any(
+        "task_type_embeddings.weight to ernie.embeddings.position_embeddings" in note for note in checkpoint.notes
+    )
+    is_token = rows(model.config)[2] > 0
+    states, own_states = torch_outputs(model, "")[0], np.asarray(jax_outputs(checkpoint, "")[0])
+    np.testing.assert_allclose(own_states[:, is_token], states[:, is_token], atol=TOLERANCE)
+
+
+def test_class_of_another_family_selects_the_class_with_the_same_head(tmp_path):
+    model = random_model("xlm-roberta", "ForSequenceClassification")
+    model.save_pretrained(tmp_path)
+    expected = huggingface.read(tmp_path)
+    edit_json(tmp_path / "config.json", architectures=["RobertaForSequenceClassification"])
+    read = huggingface.read(tmp_path)
+    assert (read.config, read.output_kind, read.labels) == (expected.config, expected.output_kind, expected.labels)
+    edit_json(tmp_path / "config.json", architectures=["XLMRobertaLMHeadModel"])
+    with pytest.raises(UsageError, match="has the architecture 'XLMRobertaLMHeadModel'"):
+        huggingface.read(tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("suffix", [".stablehlo", ".onnx"])

@@ -275,8 +275,13 @@ def edit(name, **fields):
     [
         ({"tokenizer_class": "BertJapaneseTokenizer"}, None, "has tokenizer_class 'BertJapaneseTokenizer', which"),
         ({"tokenizer_class": None}, edit("config.json", tokenizer_class="BertJapaneseTokenizer"), "BertJapanese"),
-        ({"tokenizer_class": "XLNetTokenizerFast"}, None, "has tokenizer_class 'XLNetTokenizer', which"),
+        (
+            {"tokenizer_class": "XLNetTokenizer"},
+            lambda folder: (folder / "tokenizer.json").unlink(),
+            "bertjax does not",
+        ),
         ({"auto_map": {"AutoTokenizer": ["a.B", None]}}, None, "needs custom code"),
+        ({"auto_map": ["a.B", None]}, None, "needs custom code"),
         ({"split_special_tokens": True}, None, "has split_special_tokens=true"),
         ({"truncation_side": "left"}, None, "truncates texts at the left"),
         ({}, edit("tokenizer.json", truncation=TRUNCATION), "truncates texts at the Left"),
@@ -303,6 +308,13 @@ def test_unsupported_tokenizer_is_rejected(config, change, message, save_json, p
         change(plain)
     with pytest.raises(UsageError, match=message):
         read_tokenizer(plain)
+
+
+def test_tokenizer_json_of_an_unknown_class_is_used_as_it_is(save_json, plain):
+    save_json(TOKENIZERS["digits"], tokenizer_class="KoBertTokenizer")
+    vocabulary, _, notes = read_tokenizer(plain)
+    assert vocabulary.kind == TOKENIZER_JSON
+    assert notes[0] == "used tokenizer.json as it is, without the code of tokenizer_class 'KoBertTokenizer'"
 
 
 def test_capitals_of_a_bare_vocab_txt_decide_the_case(plain):
