@@ -161,7 +161,9 @@ def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[Family, ModelCo
     if model_type not in FAMILIES:
         raise UsageError(f"{file} has model_type={model_type!r}; bertjax reads {', '.join(FAMILIES)}")
     family = FAMILIES[model_type]
-    supported = dict.fromkeys(family.refused, (None, False)) | {name: (each,) for name, each in family.fixed.items()}
+    supported = dict.fromkeys(family.refused, (None, False)) | {
+        name: (None, each) for name, each in family.fixed.items()
+    }
     for name, values in supported.items():
         if name in hf_config and hf_config[name] not in values:
             raise UsageError(f"{file} has {name}={hf_config[name]!r}, which bertjax does not support")

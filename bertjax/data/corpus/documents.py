@@ -41,7 +41,7 @@ _MAX_PARAGRAPH_CHARS = 1 << 16
 # Characters to replace by spaces, because `sentencex` fails next to multi-byte whitespace. U+0085 is removed instead,
 # as in BERT's tokenizer.
 _WIDE_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
-_SENTENCE_END = re.compile("[.!?:;\u2026\u3002][\"'\u2019\u201d)\\]*_]*$")
+_SENTENCE_END = re.compile("[.!?:;\u2026\u3002\uff01\uff1f][\"'\u2019\u201d\u300d\u300f\uff09)\\]*_]*$")
 # Maximum characters of a line in wrapped text, and maximum fraction of lines that are longer, such as web addresses.
 _MAX_WRAPPED_CHARS = 120
 _MAX_LONG_LINES = 0.05

@@ -121,14 +121,20 @@ def test_small_corpus_has_documents_in_both_splits_and_one_document_is_for_train
 
 @pytest.mark.parametrize(
     "documents, sentences, note",
-    [(20, 1, "nearly every document has one sentence"), (4, 2, "50% of the tokens are held out"), (20, 2, None)],
+    [
+        (20, 1, "nearly every document has one sentence"),
+        (4, 2, "50% of the tokens are held out"),
+        (1, 2, "each file is one document"),
+        (20, 2, None),
+    ],
 )
 def test_summary_reports_documents_of_one_sentence_and_a_large_heldout_fraction(
     documents, sentences, note, tmp_path, vocabulary
 ):
     write_text(tmp_path / "a.txt", [[f"river {number} .", "stone ."][:sentences] for number in range(documents)])
     summary = prepare.summary("corpus", run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary))
-    for known in ("nearly every document has one sentence", "50% of the tokens are held out"):
+    notes = "nearly every document has one sentence", "50% of the tokens are held out", "each file is one document"
+    for known in notes:
         assert (known in summary) == (known == note)
 
 
