@@ -120,12 +120,15 @@ def test_license_of_project_gutenberg_is_not_part_of_the_books(tmp_path, monkeyp
     assert [(layout, text.strip()) for layout, text in documents] == [(WRAPPED, book) for book in books]
 
 
-@pytest.mark.parametrize("block_bytes", [1 << 20, 223])
+@pytest.mark.parametrize("is_divided", [False, True])
 @pytest.mark.parametrize("kind", ["text", "prose"])
-def test_documents_end_at_separators_of_language_models(kind, block_bytes, tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "_READ_BYTES", block_bytes)
+def test_documents_end_at_separators_of_language_models(kind, is_divided, tmp_path, monkeypatch):
     stories = [f"{PARAGRAPH}\n\n{PARAGRAPH}", f"{PARAGRAPH}\n{PARAGRAPH}", PARAGRAPH]
-    (tmp_path / "f").write_text("\n<|endoftext|>\n".join(stories) + "<|endoftext|>", encoding="utf-8")
+    separator = "<|endoftext|>"
+    text = f"\n{separator}\n".join(stories) + separator
+    if is_divided:  # The second separator is in two blocks.
+        monkeypatch.setattr(readers, "_READ_BYTES", text.index(separator, text.index(separator) + 1) + 5)
+    (tmp_path / "f").write_text(text, encoding="utf-8")
     documents, _ = read(f"{kind}:{tmp_path}/f")
     assert [text.strip() for _, text in documents] == stories
 
