@@ -88,5 +88,7 @@ BERT = _bert("bert", "Bert")
 ERNIE = _bert(
     "ernie",
     "Ernie",
-    added_rows={"ernie.embeddings.position_embeddings.weight": "ernie.embeddings.task_type_embeddings.weight"},
+    added_rows={
+        "ernie.embeddings.position_embeddings.weight": ("use_task_id", "ernie.embeddings.task_type_embeddings.weight")
+    },
 )

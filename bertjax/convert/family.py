@@ -89,8 +89,9 @@ class Family:
     arrays: tuple[tuple[str, ...], ...]
     # Tokenizer class for folders without `tokenizer_class` (default: use `tokenizer.json` as it is).
     tokenizer_class: str = "PreTrainedTokenizer"
-    # Maps the name of an array to that of another array, whose first row is added to all rows in an import.
-    added_rows: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # (config field, array) whose first row an import adds to all rows of another array, if the field is true. Keyed by
+    # the name of the other array.
+    added_rows: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     # `ModelConfig` values for fields that a config omits, and for fields that all models of the family share.
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # config fields with a single supported value

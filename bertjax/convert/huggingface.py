@@ -117,7 +117,8 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     def read_by_canonical_name(name: str) -> np.ndarray:
         array = read_array(stored_names[name])
         dtypes.add(array.dtype.name)
-        if (added := family.added_rows.get(name)) in stored_names:
+        field, added = family.added_rows.get(name, ("", ""))
+        if hf_config.get(field):
             array = array.astype(np.float32) + read_array(stored_names[added])[:1].astype(np.float32)
             notes.append(f"added the first row of {added} to {name}")
         return array
@@ -126,7 +127,8 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     poolers = [name for path, name, *_ in family.arrays if path.startswith(POOLER)]
     unused = {f"{name}.{leaf}" for name in poolers for leaf in ("weight", "bias")}
     buffers = {family.prefix + name for name in _BUFFERS}
-    ignored = {*family.tied, *family.added_rows.values(), *buffers, *unused} - own_names
+    added_arrays = {added for _, added in family.added_rows.values()}
+    ignored = {*family.tied, *added_arrays, *buffers, *unused} - own_names
     params = import_params(
         parameters,
         {name: shapes[stored] for name, stored in stored_names.items() if name not in ignored},
@@ -161,9 +163,7 @@ def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[Family, ModelCo
     if model_type not in FAMILIES:
         raise UsageError(f"{file} has model_type={model_type!r}; bertjax reads {', '.join(FAMILIES)}")
     family = FAMILIES[model_type]
-    supported = dict.fromkeys(family.refused, (None, False)) | {
-        name: (None, each) for name, each in family.fixed.items()
-    }
+    supported = dict.fromkeys(family.refused, (None, False)) | {name: (each,) for name, each in family.fixed.items()}
     for name, values in supported.items():
         if name in hf_config and hf_config[name] not in values:
             raise UsageError(f"{file} has {name}={hf_config[name]!r}, which bertjax does not support")
@@ -220,7 +220,7 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
     restored = family.model_config(hf_config, Path(CONFIG))
     if not config.num_key_value_heads and restored.num_key_value_heads == config.num_attention_heads:
         restored = dataclasses.replace(restored, num_key_value_heads=0)  # 0: one per attention head
-    # `write_tokenizer` writes `pair_segments`.
+    # The files of a tokenizer contain `pair_segments`.
     for name in {*ARCHITECTURE_FIELDS} - {"pad_vocab_to_multiple_of", "pair_segments"}:
         if (value := getattr(config, name)) != getattr(restored, name):
             raise UsageError(

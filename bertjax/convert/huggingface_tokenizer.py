@@ -57,7 +57,8 @@ _STANDINS = {"cls_token": "bos_token", "sep_token": "eos_token", "unk_token": "p
 def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabulary | None, bool, list[str]]:
     """Reads a folder's tokenizer. Raises a UsageError if it is unsupported.
 
-    The token ids equal those of `AutoTokenizer`. `lower_case`, if not None, replaces `do_lower_case` of the folder.
+    The token ids equal those of `AutoTokenizer`, unless a note says otherwise. `lower_case`, if not None, replaces
+    `do_lower_case` of the folder.
 
     Returns:
       The vocabulary (None if the folder contains no vocabulary), `Architecture.pair_segments`, and notes for the user.
@@ -328,4 +329,7 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
             tokenizer_config[_OLD_EXTRA] = extra  # Versions 4 and 5 of transformers read this name.
     write_json(folder / CONFIG, tokenizer_config)
     write_json(folder / _SPECIAL_TOKENS, special_tokens)
+    is_json = vocabulary.kind == TOKENIZER_JSON
+    if is_json and config.has_pair_segments and not _second_segment(vocabulary.engine(), vocabulary.end_separators):
+        return ["in AutoTokenizer, both texts of a pair have segment 0, but the model uses segment 1 for the second"]
     return []

@@ -26,13 +26,17 @@ BPE_VOCABULARY, BPE_MERGES = "vocab.json", "merges.txt"
 BERT, BYTE_LEVEL, UNIGRAM, GENERIC = "WordPiece", "BPE", "Unigram", ""
 MODEL_TYPES = {
     **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"), BERT),
+    **dict.fromkeys(("DPRContextEncoderTokenizer", "DPRQuestionEncoderTokenizer"), BERT),
     **dict.fromkeys(("LayoutLMTokenizer", "LxmertTokenizer", "MobileBertTokenizer", "SqueezeBertTokenizer"), BERT),
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LEDTokenizer", "LongformerTokenizer"), BYTE_LEVEL),
     **dict.fromkeys(("XLMRobertaTokenizer", "CamembertTokenizer"), UNIGRAM),
     **dict.fromkeys(("PreTrainedTokenizer", "TokenizersBackend", ""), GENERIC),
 }
 # Classes of transformers that run Python code, even if the folder has a `tokenizer.json`.
-PYTHON_CLASSES = ("BertJapaneseTokenizer", "BertweetTokenizer", "PhobertTokenizer")
+PYTHON_CLASSES = (
+    *("BertJapaneseTokenizer", "BertTokenizerLegacy", "BertweetTokenizer", "EsmTokenizer", "PhobertTokenizer"),
+    *("RoCBertTokenizer", "RoFormerTokenizer", "TapasTokenizer"),
+)
 # Maximum word length, in characters, of transformers' BERT tokenizers. Longer words become [UNK].
 MAX_WORD_CHARS = 100
 # Default special tokens, keyed by name in `tokenizer_config.json`.

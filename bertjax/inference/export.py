@@ -1,8 +1,8 @@
 """Export of a checkpoint as one file that runs without bertjax: ONNX, or StableHLO serialized by `jax.export`.
 
-Inputs and outputs are named as in transformers. Inputs are `input_ids`, `attention_mask` and, if the model has several
-segments, `token_type_ids`. Their shape is [B, L] for any B and L, or [B, C, L] for multiple choice. They are int64 in
-ONNX, int32 in StableHLO. Outputs are float32, see `_output_names`.
+Inputs and outputs are named as in transformers. Inputs are `input_ids`, `attention_mask` and, if the texts of a pair
+have different segments, `token_type_ids`. Their shape is [B, L] for any B and L, or [B, C, L] for multiple choice. They
+are int64 in ONNX, int32 in StableHLO. Outputs are float32, see `_output_names`.
 """
 
 import dataclasses

@@ -229,7 +229,8 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
             f"column {data.label!r} of {data.train_file} contains {len(labels)} different labels in {stats.read:,} "
             f"rows{noted}, but needs at least {minimum}; set config.data.label, or kind=number for regression"
         )
-    others = [character for character in ",;|" if sum(character in name for name in labels.values()) > 1]
+    others = [character for character in ";|" if sum(character in name for name in labels.values()) > 1]
+    others = others if separator == TextData.label_separator else []
     if separator and (max_names < 2 or others):
         found = "labels of {} contain {!r}" if others else "no row of {} has several labels"
         found = found.format(data.train_file, *others[:1])

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
@@ -26,47 +25,59 @@ _CHECKS_PER_INTERVAL = 20  # checks of the watchdog per `hang_seconds`
 _sync_points = itertools.count(1)
 
 
-@contextlib.contextmanager
-def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Handles SIGTERM, SIGINT and SIGHUP while the context is open. After the first signal, SIGINT interrupts at once.
+class _StopHandler:
+    """Signal handler that records signals. After the first signal, SIGINT interrupts at once."""
 
-    With several processes, JAX's preemption service handles SIGTERM. It makes all processes stop at the same call.
-    Contexts may be nested, as those of a sweep and of its trials: the outer one also gets the signals of the inner one.
+    def __init__(self) -> None:
+        self._received: list[int] = []
+        self._is_alone = jax.process_count() == 1
 
-    Yields a function to call after each step. It returns whether training should save and stop.
-    """
-    received: list[int] = []
-    is_alone = jax.process_count() == 1
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        outer = previous[number]
-        is_nested = getattr(outer, "__code__", None) is handler.__code__
-        if is_nested:
-            outer(number, frame)
-        elif received and number == signal.SIGINT:
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        if self._received and number == signal.SIGINT:
             raise KeyboardInterrupt
-        elif not received:
+        if not self._received:
             # Use os.write, because this handler may interrupt a print(), which is not reentrant.
             with contextlib.suppress(OSError):
                 os.write(2, b"stop requested: saving after the next step\n")
-        received.append(number)
-        if not (is_alone or is_nested):
+        self._received.append(number)
+        if not self._is_alone:
             os.kill(os.getpid(), signal.SIGTERM)
 
+    def stop_requested(self) -> bool:
+        if self._is_alone:
+            return bool(self._received)
+        return multihost_utils.reached_preemption_sync_point(next(_sync_points))
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[Callable[[], bool]]:
+    """Handles SIGTERM, SIGINT and SIGHUP while the context is open, see `_StopHandler`.
+
+    With several processes, JAX's preemption service handles SIGTERM. It makes all processes stop at the same call.
+    Contexts may be nested, as those of a sweep and of its trials: the inner one uses the handler of the outer one.
+
+    Yields a function to call after each step. It returns whether training should save and stop.
+    """
+    old_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    outer = next((handler for handler in old_handlers.values() if isinstance(handler, _StopHandler)), None)
+    if outer:
+        yield outer.stop_requested
+        return
+    handler = _StopHandler()
+    is_alone = jax.process_count() == 1
     # Leave ignored signals alone, such as SIGHUP under `nohup`.
-    signals = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    if not is_alone:
-        signals.remove(signal.SIGTERM)
-    previous: dict[int, Any] = {number: signal.signal(number, handler) for number in signals}
-
-    def stop_requested() -> bool:
-        return bool(received) if is_alone else multihost_utils.reached_preemption_sync_point(next(_sync_points))
-
+    signals = [
+        number
+        for number, old_handler in old_handlers.items()
+        if old_handler != signal.SIG_IGN and (is_alone or number != signal.SIGTERM)
+    ]
+    for number in signals:
+        signal.signal(number, handler)
     try:
-        yield stop_requested
+        yield handler.stop_requested
     finally:
-        for number, old_handler in previous.items():
-            signal.signal(number, old_handler)
+        for number in signals:
+            signal.signal(number, old_handlers[number])
 
 
 @contextlib.contextmanager

@@ -177,6 +177,9 @@ def test_task_embeddings_of_ernie_are_added_to_its_position_embeddings(tmp_path)
     is_token = rows(model.config)[2] > 0
     states, own_states = torch_outputs(model, "")[0], np.asarray(jax_outputs(checkpoint, "")[0])
     np.testing.assert_allclose(own_states[:, is_token], states[:, is_token], atol=TOLERANCE)
+    edit_json(tmp_path / "config.json", use_task_id=False)
+    positions = huggingface.read(tmp_path).params["encoder/embeddings/position"]
+    np.testing.assert_array_equal(positions, model.embeddings.position_embeddings.weight.detach())
 
 
 def test_class_of_another_family_selects_the_class_with_the_same_head(tmp_path):

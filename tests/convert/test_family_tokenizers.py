@@ -18,6 +18,7 @@ from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary_training import byte_level_bpe
 from bertjax.data.finetuning.examples import encode_pair
 from bertjax.errors import UsageError
+from bertjax.model.config import ModelConfig
 from bertjax.tasks.build import build_task
 from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.checkpoint_config import experiment_config
@@ -249,6 +250,14 @@ def test_texts_of_a_pair_have_segment_0_in_a_roberta_with_two_segments(names, li
     arrays = [load_file(path / "model.safetensors") for path in (folder, back)]
     name = "embeddings.token_type_embeddings.weight"
     np.testing.assert_array_equal(*(array[name] for array in arrays))
+
+
+def test_segments_that_an_exported_tokenizer_lacks_are_noted(lines, tmp_path):
+    roberta(lines, tmp_path / "roberta")
+    vocabulary = read_tokenizer(tmp_path / "roberta")[0]
+    for pair_segments in (True, False):
+        notes = write_tokenizer(vocabulary, ModelConfig(pair_segments=pair_segments), tmp_path)
+        assert bool(notes) == pair_segments and all("both texts of a pair have segment 0" in note for note in notes)
 
 
 @pytest.mark.parametrize("class_name", ["XLMRobertaTokenizer", "CamembertTokenizer"])

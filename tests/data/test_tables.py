@@ -247,10 +247,11 @@ def test_list_that_cannot_be_read_is_an_error(cell):
 @pytest.mark.parametrize("text", ["['a' 'b']", "['a', 'b']", "b'it\\'s'", 'b"a"', "{'text': 'a'}", "nan", " N/A "])
 def test_text_that_is_probably_a_value_of_another_type_is_counted(text):
     stats = ReadStats("file")
-    for line, each in enumerate(("a", "[1] b", "b'", "nanny", "", text), 1):
+    others = ["a", "[1] b", "b'", "nanny", "", '{"a": 1}', 'define(["a"], f)', '["a" in x] and [b]', "b'x' or b'y'"]
+    for line, each in enumerate([*others, text], 1):
         stats.count_irregular_text(each, line)
     ((reason, entry),) = stats.noted.items()
-    assert entry == {"rows": 1, "first": "line 6"}
+    assert entry == {"rows": 1, "first": "line 10"}
     assert ("missing value" in reason) == (text in ("nan", " N/A ")) and ("list or bytes" in reason) == (
         text[0] in "[b{"
     )

@@ -70,7 +70,7 @@ def test_negatives_may_be_a_list_in_json_or_python(negatives, tokenizer, tmp_pat
     rows = [{"a": "x", "b": "y", "c": negatives}, {"a": "z", "b": "y", "c": "[]"}, {"a": "y", "b": "z", "c": "[x] y"}]
     examples, _, _ = read(tmp_path, tokenizer, rows, ("a", "b", "c"), "")
     assert examples.strings == ["x", "y", "x", "z", "z", "y", "", "", "y", "z", "[x] y", ""]
-    with pytest.raises(UsageError, match="line 1: c is a list or bytes; write one text per row"):
+    with pytest.raises(UsageError, match="line 1: c is a list; write one text per row"):
         read(tmp_path, tokenizer, rows, ("a", "c"), "")
     with pytest.raises(UsageError, match="line 1: c is .* not a list in JSON or Python"):
         read(tmp_path, tokenizer, [{"a": "x", "b": "y", "c": "['x' 'z']"}], ("a", "b", "c"), "")
@@ -84,11 +84,19 @@ def test_each_of_several_positives_is_one_example_with_all_negatives(tokenizer, 
     # CSV files contain lists as text, such as `['x', 'y']`. The result must be the same.
     as_text = [{name: str(value) for name, value in row.items()} for row in rows]
     assert read(tmp_path, tokenizer, as_text, ("q", "pos", "neg"), "")[0].strings == examples.strings
-    with pytest.raises(UsageError, match="line 1: pos is a list or bytes; write one text per row"):
+    with pytest.raises(UsageError, match="line 1: pos is a list; write one text per row"):
         read(tmp_path, tokenizer, as_text, ("pos", "q"), "")
     assert stats.skipped["with an empty text"]["rows"] == 1
     with pytest.raises(UsageError, match="line 1: pos has items that are not text"):
         read(tmp_path, tokenizer, [{"q": "x", "pos": [None], "neg": []}], ("q", "pos", "neg"), "")
+
+
+def test_texts_that_look_like_code_are_texts(tokenizer, tmp_path):
+    texts = ['{"a": 1}', 'define(["a"], f)', "b'x' or b'y'"]
+    rows = [{"q": text, "pos": text, "neg": '("x", "y")'} for text in texts]
+    rows.append({"q": '["a" in x] and [b]', "pos": "x", "neg": "z"})
+    examples, _, _ = read(tmp_path, tokenizer, rows, ("q", "pos", "neg"), "")
+    assert examples.strings == [text for row in rows for text in row.values()]
 
 
 def test_missing_texts_have_no_tokens_and_prompts_and_lengths_differ_by_column(tokenizer, tmp_path):

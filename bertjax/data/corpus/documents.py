@@ -34,8 +34,10 @@ _TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
 _BOOK_EDGE = re.compile(
     r"^\*\*\* ?(START|END) OF TH(?:E|IS) PROJECT GUTENBERG EBOOK(?:(?:.|\n(?!\s*\n))*?\*\*\*|.*)", re.MULTILINE
 )
-# Separator of documents in corpora of language models. With it, blank lines separate paragraphs.
+# Separator of documents in corpora of language models. It is used if the first megabyte of a file has it at the start
+# or end of a line. Then, blank lines only separate paragraphs.
 _SEPARATOR = "<|endoftext|>"
+_SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>|<\|endoftext\|>$", re.MULTILINE)
 # Divide longer paragraphs, because `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
 # Characters to replace by spaces, because `sentencex` fails next to multi-byte whitespace. U+0085 is removed instead,
@@ -58,11 +60,11 @@ class Text:
     continues: bool = False  # whether this text continues the document of the previous text
 
 
-def lines(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
+def sentence_lines(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
     """Yields the documents of a text with one sentence per line and blank lines between documents."""
     first = next(blocks, "")
     blocks = itertools.chain([first], blocks)
-    if _SEPARATOR in first:
+    if _SEPARATOR_LINE.search(first):
         return _documents(_separated(blocks), LINES, problems)
     return _blank_line_documents(blocks, LINES, problems)
 
@@ -138,11 +140,11 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
         blocks = _books(itertools.chain([first], blocks))
         first = next(blocks, "")
     groups = [group.split("\n") for group in _BLANK_LINE.split(first.replace(_SEPARATOR, "\n").strip())]
-    all_lines = [line.strip() for group in groups for line in group]
+    lines = [line.strip() for group in groups for line in group]
     with_paragraphs = sum(len(group) > 1 for group in groups)
     blocks = itertools.chain([first], blocks)
-    layout = WRAPPED if is_wrapped(all_lines) else PARAGRAPHS
-    if has_books or _SEPARATOR in first:
+    layout = WRAPPED if is_wrapped(lines) else PARAGRAPHS
+    if has_books or _SEPARATOR_LINE.search(first):
         return _documents(_separated(blocks), layout, problems)
     if layout == PARAGRAPHS and len(groups) > 1 and 2 * with_paragraphs > len(groups):
         return _blank_line_documents(blocks, layout, problems)
@@ -152,8 +154,11 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
 def _books(blocks: Iterable[str]) -> Iterator[str]:
     """Yields the text of the books of Project Gutenberg in a file, each followed by `_SEPARATOR`."""
     rest, inside = "", False
-    for block in itertools.chain(blocks, ["\n"]):
+    for block in itertools.chain(blocks, ["\n\n"]):
         text, newline, rest = (rest + block).rpartition("\n")
+        start = text.rfind("\n***")
+        if start >= 0 and "\n\n" not in text[start:]:  # perhaps the first line of an edge
+            text, newline, rest = text[:start], "", text[start:] + newline + rest
         book, at = "", 0
         for edge in _BOOK_EDGE.finditer(text):
             book += text[at : edge.start()] + _SEPARATOR if inside else ""

@@ -226,9 +226,12 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
             "  nearly every document has one sentence, so next-sentence prediction cannot be trained: in text: "
             "inputs, write a blank line between documents, not after each sentence"
         )
-    files = settings["inputs"]
-    if sentences > documents == files.get("text", {}).get("sources") and len(files) == 1:
-        lines.append("  no text: input has a blank line, so each file is one document: write one between documents")
+    inputs = settings["inputs"]
+    if [*inputs] == ["text"] and inputs["text"]["sources"] == documents < sentences:
+        lines.append(
+            "  each file of text: is one document, because it has no blank line; if it has several documents, write a "
+            "blank line between them"
+        )
     if splits["heldout"]["documents"] < 2:
         lines.append(
             "  training needs two held-out documents to evaluate on: prepare more documents (a file of "

@@ -34,12 +34,15 @@ _READ_BYTES = 1 << 20
 _STORAGE_REQUESTS = 32
 # First line of a WikiExtractor file.
 _EXTRACTED = re.compile(rb"\s*<doc [a-z]+=")
-# Start of a file that is not plain text: JSON or Python (for example, from WikiExtractor with --json), HTML, XML (for
-# example, a dump of Wikipedia), PDF or RTF.
+# Start of a file that is not plain text: JSON (for example, from WikiExtractor with --json), HTML, XML (for example, a
+# dump of Wikipedia), PDF or RTF.
 NO_TEXT = re.compile(
-    rb"\s*(<!--.*?-->\s*)?((\[\s*)?\{\s*([\"'])[^\"'\n]*\4\s*:|\[\s*\"|%PDF-|\{\\rtf|"
-    rb"<(!doctype|html|head|body|p|\?xml|mediawiki|tei|docno|(?-i:DOC))\b)",
+    rb'\s*(<!--.*?-->\s*)?((\[\s*)?\{\s*"[^"\n]*"\s*:|<(!doctype|html|\?xml|mediawiki)\b|%PDF-|\{\\rtf)',
     re.IGNORECASE | re.DOTALL,
+)
+# Other starts of a file that is no corpus: a Python dictionary, a JSON list of texts, or tags of HTML, TEI or TREC.
+_NO_CORPUS = re.compile(
+    rb"\s*(\{'[^'\n]*':|\[\s*\"[^\"\n]*\"\s*[,\]]|<(head|body|tei|(?-i:DOC))(?=[\s>]))", re.IGNORECASE
 )
 # Number of lines at the start of a file. If each has a tab between words, the file is a table.
 _TABLE_LINES = 20
@@ -160,7 +163,7 @@ def read(
         return _read_dataset(source, problems, advance)
     blocks = _text_blocks(source, problems, advance)
     if source.kind == "text":
-        return documents.lines(blocks, problems)
+        return documents.sentence_lines(blocks, problems)
     return documents.prose(blocks, problems) if source.kind == "prose" else documents.wiki(blocks, problems)
 
 
@@ -206,7 +209,7 @@ def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int]
                 block = block.removeprefix(codecs.BOM_UTF8)
                 if source.kind in ("text", "prose") and _EXTRACTED.match(block):
                     raise UsageError(f"{source.name} is from WikiExtractor; use wiki: instead of {source.kind}:")
-                if NO_TEXT.match(block):
+                if NO_TEXT.match(block) or (source.kind != "wiki" and _NO_CORPUS.match(block)):
                     fix = "write its texts to a .txt file (WikiExtractor: omit --json)"
                     raise UsageError(f"{source.name} contains JSON, HTML, XML, PDF or RTF, not text; {fix}")
                 _check_encoding(source.name, block)
@@ -231,7 +234,9 @@ def _check_no_table(name: str, block: bytes) -> None:
     """Raises a UsageError if all lines at the start of a file have tabs between words."""
     start = [line.strip() for line in block.split(b"\n", 2 * _TABLE_LINES)[:-1] if line.strip()][:_TABLE_LINES]
     if len(start) == _TABLE_LINES and all(b"\t" in line for line in start):
-        raise UsageError(f"{name} is a table: each line has a tab; write only its texts to the file")
+        raise UsageError(
+            f"{name} is a table: each line has a tab; write only its texts to the file, or replace the tabs"
+        )
 
 
 def _check_encoding(name: str, block: bytes) -> None:

@@ -25,8 +25,10 @@ _MISSING = (
 _LABELS = re.compile(r"(\w+\(\s*)?(\[.*\]|\{.*\}|\(.*[,'\"].*\))(.*\))?|[\[({]\s*['\"].*|(set)?\(\)", re.DOTALL)
 # Texts that look like lists of words. Ordinary text may also start with a bracket, as in `[1]`.
 _WORDS = re.compile(r"(\w+\(\s*)?[\[({]\s*['\"].*[\])}]|\[\s*\]", re.DOTALL)
-# Text as Python prints bytes, such as the strings of TensorFlow Datasets: b'text'.
-_BYTES = re.compile(r"b(['\"]).*\1", re.DOTALL)
+# List without commas as NumPy prints it, dictionary of texts, or bytes, such as the strings of TensorFlow Datasets.
+_PRINTED = re.compile(
+    r"\[\s*(['\"]).*\1\s*\]|\{\s*(['\"]).*\2\s*\}|b'(?:[^'\\]|\\.)*'|b\"(?:[^\"\\]|\\.)*\"", re.DOTALL
+)
 
 
 def read_list(cell: Any, place: str, in_text: bool = False) -> list[Any] | None:
@@ -53,12 +55,17 @@ def read_list(cell: Any, place: str, in_text: bool = False) -> list[Any] | None:
     )
 
 
-def is_literal(cell: Any) -> bool:
-    """Returns whether a text cell is a list, or contains one as JSON, Python or NumPy print it, or Python bytes."""
+def is_list(cell: Any) -> bool:
+    """Returns whether the cell of a text column is a list, or a string that contains a JSON or Python list."""
     try:
-        return read_list(cell, "", in_text=True) is not None or _BYTES.fullmatch(cell) is not None
-    except UsageError:  # a list without commas, as NumPy prints it
-        return True
+        return read_list(cell, "", in_text=True) is not None
+    except UsageError:
+        return False
+
+
+def is_literal(cell: Any) -> bool:
+    """Returns whether a text cell probably contains a list, a dictionary or bytes as Python or NumPy print them."""
+    return is_list(cell) or _PRINTED.fullmatch(cell.strip()) is not None
 
 
 def _parse(text: str) -> Any:
@@ -110,7 +117,7 @@ def spelling_problem(labels: Collection[str]) -> str:
     groups: dict[str, list[str]] = {}
     for label in labels:
         visible = "".join(character for character in label if unicodedata.category(character) != "Cf")
-        groups.setdefault(" ".join(unicodedata.normalize("NFKC", visible).casefold().split()), []).append(label)
+        groups.setdefault(" ".join(unicodedata.normalize("NFC", visible).casefold().split()), []).append(label)
     similar = [repr(label) for group in groups.values() if len(group) > 1 for label in sorted(group)]
     return f"labels that differ only in their spelling are different classes: {listed(similar)}" if similar else ""
 

@@ -51,7 +51,7 @@ class Target:
                 return [] if self.separator else None
             if (text.startswith('"') and text.endswith('"')) or is_literal(text):
                 raise UsageError(
-                    f"{place} is in quotes: {quoted(text)}; remove the quotes, or save a .tsv table as .csv"
+                    f"{place} is in quotes: {quoted(text)}; write it without quotes, or save a .tsv table as .csv"
                 )
             if is_missing(text) and text not in self.labels:
                 stats.count_irregular(f"with the label {text!r}, missing unless config.data.labels lists it", row.line)

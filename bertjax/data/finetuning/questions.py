@@ -208,8 +208,11 @@ def _find_first_answer(question: Question) -> tuple[int, int] | None:
 
 def _is_inside_word(context: str, span: tuple[int, int]) -> bool:
     """Returns whether a span is only a part of a word or words, while its text also occurs as whole words."""
-    words = re.compile(rf"\b{re.escape(context[slice(*span)])}\b")
-    return not words.match(context, span[0]) and words.search(context) is not None
+    start, end = span
+    edges = (context[at - 1 : at + 1] for at in span if 0 < at < len(context))
+    if not any(re.fullmatch(r"\w\w", edge) for edge in edges):
+        return False
+    return re.search(rf"(?<!\w){re.escape(context[start:end])}(?!\w)", context) is not None
 
 
 def _answer_pattern(answer: str) -> re.Pattern[str]:

@@ -27,7 +27,7 @@ _ANSWER, _NOT_ACCEPTED = "answer", ("reject", "ignore")
 _SPLIT_COLUMNS = ("split", "set", "data_split", "partition", "usage")
 _SPLIT_FLAGS = ("is_valid", "is_test")  # columns that mark rows which are not for training
 _TRAINING_SPLITS = {"train", "training"}
-_SPLITS = _TRAINING_SPLITS | {"dev", "development", "val", "valid", "validation", "test", "testing", "eval", "trial"}
+_SPLITS = _TRAINING_SPLITS | {"dev", "development", "val", "valid", "validation", "test", "testing", "eval"}
 _SPLITS |= {"holdout", "heldout", "unsup", "publictest", "privatetest", "public_test", "private_test"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -119,7 +119,7 @@ def read_table(
         others = {name: str(value).strip().lower() for name, value in others.items() if value not in (None, NULL, "")}
         for name, value in others.items():
             if name.lower() in _SPLIT_FLAGS:  # "False" and "0" mark training rows.
-                value = "train" if value in ("false", "0") else "test"
+                value = "train" if value in ("false", "0", "0.0") else "test"
             splits.setdefault(name, set()).add(value if value in _SPLITS else "")
         answers = (value for name, value in others.items() if name.lower() == _ANSWER and value in _NOT_ACCEPTED)
         problem = next((f"with the answer {answer!r}" for answer in answers), "")
@@ -145,7 +145,9 @@ def read_table(
     for column, values in splits.items():
         is_split = "" not in values or column.lower() in _SPLIT_COLUMNS
         if not keep_short and is_split and len(values) > 1 and values & _SPLITS - _TRAINING_SPLITS:
-            raise UsageError(f"{path} has rows of several splits (column {column!r}); write each to its own file")
+            raise UsageError(
+                f"{path} has rows of several splits (column {column!r}); write one file per split, or remove the column"
+            )
     if file_format == "tsv" and reject_quoted and _is_quoted(text):
         raise UsageError(f"{path} has quoted fields with tabs or line breaks; in .tsv, quotes are text, so use .csv")
     # Reject files in which R wrote row names without a column name, or in which all rows contain unquoted commas.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.finetuning.cells import is_literal, label_key, minus_one_problem, read_list, sort_labels
+from bertjax.data.finetuning.cells import is_list, label_key, minus_one_problem, read_list, sort_labels
 from bertjax.data.finetuning.examples import encode_pair, make_examples
 from bertjax.data.finetuning.labeled_text import Target
 from bertjax.data.finetuning.tables import ReadStats, Row
@@ -92,10 +92,12 @@ def read_examples(
 def split_positives(rows: Iterable[Row], column: str, stats: ReadStats) -> Iterator[Row]:
     """Yields one row per positive. A cell of `column` may list several positives, as in files of FlagEmbedding."""
     for row in rows:
-        items = read_list(row.fields[column], f"{stats.file} line {row.line}: {column}", in_text=True)
-        positives = [row.fields[column]] if items is None else items
+        cell, place = row.fields[column], f"{stats.file} line {row.line}: {column}"
+        may_be_list = isinstance(cell, list) or cell.lstrip().startswith("[")
+        items = read_list(cell, place, in_text=True) if may_be_list else None
+        positives = [cell] if items is None else items
         if not all(isinstance(text, str) for text in positives):
-            raise UsageError(f"{stats.file} line {row.line}: {column} has items that are not text; use a list of texts")
+            raise UsageError(f"{place} has items that are not text; use a list of texts")
         if len(positives) > 1:
             stats.count_irregular("with several positives, which become one row each", row.line)
         for text in positives or [""]:
@@ -112,12 +114,12 @@ def _text_key(text: str) -> int:
 
 
 def text_cell(row: Row, column: str, stats: ReadStats) -> str:
-    """Returns the text of a cell. Raises a UsageError if it is a list or Python bytes."""
+    """Returns the text of a cell. Raises a UsageError if it is a list."""
     value = row.fields[column]
-    if is_literal(value):
+    if is_list(value):
         raise UsageError(
-            f"{stats.file} line {row.line}: {column} is a list or bytes; write one text per row (only a third column, "
-            "of negatives, may contain lists)"
+            f"{stats.file} line {row.line}: {column} is a list; write one text per row (only a third column, of "
+            "negatives, may contain lists)"
         )
     stats.count_irregular_text(value, row.line)
     return value
@@ -128,12 +130,12 @@ def _read_texts(row: Row, columns: Sequence[str], kind: str, stats: ReadStats) -
     texts, last = [text_cell(row, column, stats) for column in columns[:-1]], row.fields[columns[-1]]
     if len(columns) < 3 and kind != "scores":
         last = text_cell(row, columns[-1], stats)
-    elif isinstance(last, str):
+    elif isinstance(last, str) and last.lstrip().startswith("["):
         # In TSV and CSV, every cell is text, so parse it.
         items = read_list(last, f"{stats.file} line {row.line}: {columns[-1]}", in_text=True)
-        if items is None:
-            stats.count_irregular_text(last, row.line)
         last = last if items is None else items
+    elif isinstance(last, str):
+        stats.count_irregular_text(last, row.line)
     texts += last if isinstance(last, list) else [last]
     if not all(isinstance(text, str) for text in texts):
         raise UsageError(

@@ -124,7 +124,7 @@ def test_small_corpus_has_documents_in_both_splits_and_one_document_is_for_train
     [
         (20, 1, "nearly every document has one sentence"),
         (4, 2, "50% of the tokens are held out"),
-        (1, 2, "each file is one document"),
+        (1, 2, "each file of text: is one document"),
         (20, 2, None),
     ],
 )
@@ -133,7 +133,11 @@ def test_summary_reports_documents_of_one_sentence_and_a_large_heldout_fraction(
 ):
     write_text(tmp_path / "a.txt", [[f"river {number} .", "stone ."][:sentences] for number in range(documents)])
     summary = prepare.summary("corpus", run(tmp_path, f"text:{tmp_path}/a.txt", vocabulary=vocabulary))
-    notes = "nearly every document has one sentence", "50% of the tokens are held out", "each file is one document"
+    notes = (
+        "nearly every document has one sentence",
+        "50% of the tokens are held out",
+        "each file of text: is one document",
+    )
     for known in notes:
         assert (known in summary) == (known == note)
 

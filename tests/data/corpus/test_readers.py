@@ -131,6 +131,9 @@ def test_documents_end_at_separators_of_language_models(kind, is_divided, tmp_pa
     (tmp_path / "f").write_text(text, encoding="utf-8")
     documents, _ = read(f"{kind}:{tmp_path}/f")
     assert [text.strip() for _, text in documents] == stories
+    # A separator that is only mentioned does not change the layout.
+    (tmp_path / "f").write_text("\n\n".join(["One.\nIt is <|endoftext|> here.\nTwo."] * 3), encoding="utf-8")
+    assert len(read(f"{kind}:{tmp_path}/f")[0]) == 3
 
 
 def test_tables_and_texts_in_another_encoding_are_rejected(tmp_path):
