@@ -108,33 +108,21 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
         default = (_TYPE_IDS,) if is_bert and tokenizer_class != "DistilBertTokenizer" else ()
         returns_segments = _TYPE_IDS in (config.get("model_input_names") or default)
         has_segments = {"type_vocab_size": 2, **model, **(family.values if family else {})}["type_vocab_size"] > 1
-        separators, single = _separators(engine, special_ids), engine.encode("a")
-        segment = _second_segment(engine, separators[1])
+        single = engine.encode("a")
+        *separators, pair_segments, note = _read_template(engine, special_ids, has_segments, returns_segments)
         if separators[1] < 0 or (has_segments and returns_segments and any(single.type_ids)):
             raise UsageError(
                 f"{folder / TOKENIZER} encodes the text 'a' as {' '.join(single.tokens)} in the segments "
                 f"{single.type_ids}, not as [CLS] a [SEP] in segment 0; use a tokenizer with BERT's post_processor"
             )
-        pair = engine.encode("a", "b")
-        if not separators[0]:
-            rows = " ".join(pair.tokens)
-            notes.append(f"pairs of texts are not supported: their rows are {rows}, not [CLS] a [SEP] b [SEP]")
-        elif has_segments and returns_segments and segment is None:
-            notes.append(f"pairs of texts are not supported: their segments are {pair.type_ids}")
-            separators = (0, separators[1])
-        elif has_segments and segment and not returns_segments:
-            notes.append(
-                f"both texts of a pair have segment 0, as in transformers, since model_input_names of {CONFIG} lacks "
-                f"{_TYPE_IDS}"
-            )
-        pair_segments = segment != 0 and returns_segments if has_segments else True
+        notes += filter(None, [note])
     except UsageError:
         raise
     except Exception as error:  # The package `tokenizers` raises `Exception` for all errors.
         raise UsageError(
             f"cannot build the tokenizer of {folder}: {first_line(error)}; correct its tokenizer files"
         ) from error
-    vocabulary = _standard_vocabulary(engine, folder, special_ids) if separators == (1, 1) else None
+    vocabulary = _standard_vocabulary(engine, folder, special_ids) if separators == [1, 1] else None
     if vocabulary is None:
         content = engine.to_str().encode()
         vocabulary = load_vocabulary(folder / TOKENIZER, None, content, special_ids=special_ids)
@@ -239,6 +227,29 @@ def _find_special_ids(engine: Tokenizer, folder: Path, tokens: dict[str, str]) -
     if missing := [name for name, token in special.items() if token not in ids]:
         raise UsageError(f"the tokenizer of {folder} has no {', '.join(missing)}; set it in {CONFIG}")
     return {name.removesuffix("_token"): ids[token] for name, token in special.items()}
+
+
+def _read_template(
+    engine: Tokenizer, special_ids: dict[str, int], has_segments: bool, returns_segments: bool
+) -> tuple[int, int, bool, str]:
+    """Returns the counts of `_separators`, `Architecture.pair_segments`, and a note for the user ("": none).
+
+    The first count is 0 if pairs are not supported. `has_segments` says whether the model has several segments, and
+    `returns_segments` whether the tokenizer returns them.
+    """
+    middle, end = _separators(engine, special_ids)
+    pair, segment = engine.encode("a", "b"), _second_segment(engine, end)
+    unsupported = "pairs of texts are not supported: their "
+    if not middle:
+        return 0, end, True, f"{unsupported}rows are {' '.join(pair.tokens)}, not [CLS] a [SEP] b [SEP]"
+    if not has_segments:
+        return middle, end, True, ""
+    if not returns_segments:
+        note = f"both texts of a pair have segment 0, as in transformers: {CONFIG} lacks {_TYPE_IDS}"
+        return middle, end, False, note if segment else ""
+    if segment is None:
+        return 0, end, True, f"{unsupported}segments are {pair.type_ids}"
+    return middle, end, segment == 1, ""
 
 
 def _separators(engine: Tokenizer, special_ids: dict[str, int]) -> tuple[int, int]:
