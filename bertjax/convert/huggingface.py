@@ -119,6 +119,8 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         dtypes.add(array.dtype.name)
         field, added = family.added_rows.get(name, ("", ""))
         if hf_config.get(field):
+            if added not in stored_names:
+                raise UsageError(f"{folder} lacks the array {added}, but {file} has {field}=true; copy it again")
             array = array.astype(np.float32) + read_array(stored_names[added])[:1].astype(np.float32)
             notes.append(f"added the first row of {added} to {name}")
         return array

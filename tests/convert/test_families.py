@@ -177,6 +177,10 @@ def test_task_embeddings_of_ernie_are_added_to_its_position_embeddings(tmp_path)
     is_token = rows(model.config)[2] > 0
     states, own_states = torch_outputs(model, "")[0], np.asarray(jax_outputs(checkpoint, "")[0])
     np.testing.assert_allclose(own_states[:, is_token], states[:, is_token], atol=TOLERANCE)
+    transformers.ErnieModel(transformers.ErnieConfig(**SIZES)).save_pretrained(tmp_path / "without")
+    edit_json(tmp_path / "without" / "config.json", use_task_id=True)
+    with pytest.raises(UsageError, match="lacks the array .*task_type_embeddings.weight, but .* has use_task_id=true"):
+        huggingface.read(tmp_path / "without")
     edit_json(tmp_path / "config.json", use_task_id=False)
     positions = huggingface.read(tmp_path).params["encoder/embeddings/position"]
     np.testing.assert_array_equal(positions, model.embeddings.position_embeddings.weight.detach())
