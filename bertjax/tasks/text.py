@@ -229,14 +229,14 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
             f"column {data.label!r} of {data.train_file} contains {len(labels)} different labels in {stats.read:,} "
             f"rows{noted}, but needs at least {minimum}; set config.data.label, or kind=number for regression"
         )
-    others = [character for character in ";|" if sum(character in name for name in labels.values()) > 1]
-    others = others if separator == TextData.label_separator else []
-    if separator and (max_names < 2 or others):
-        found = "labels of {} contain {!r}" if others else "no row of {} has several labels"
-        found = found.format(data.train_file, *others[:1])
-        logger.warning(
-            f"{found}; if labels are separated by a character other than {separator!r}, set config.data.label_separator"
-        )
+    problem = f"no row of {data.train_file} has several labels" if separator and max_names < 2 else ""
+    if separator == TextData.label_separator:
+        for other in ";|":
+            if sum(other in name for name in labels.values()) > 1:
+                problem = f"labels of {data.train_file} contain {other!r}"
+    if problem:
+        fix = f"if labels are separated by a character other than {separator!r}, set config.data.label_separator"
+        logger.warning(f"{problem}; {fix}")
     if data.kind == "classes" and any("." in name for name in labels) and all(map(is_number, labels)):
         logger.warning(f"{data.train_file}: the classes are numbers with decimals; for regression, set kind=number")
     for problem in filter(None, (minus_one_problem(labels), spelling_problem(labels.values()))):

@@ -66,7 +66,7 @@ class EvaluationHistory:
         return score is not None and all(other is None or score > other for other in others)
 
     def is_out_of_patience(self) -> bool:
-        """Returns True if the last `patience` evaluations did not improve on the best earlier score, also of step 0."""
+        """Returns True if none of the last `patience` evaluations is better than all before them, including step 0."""
         if self.metric is None or not 0 < self.patience < len(self.evaluations):
             return False
         scores = [-math.inf if (score := self.score_at(step)) is None else score for step in self.evaluations]

@@ -92,7 +92,7 @@ def _boxed_state(objective: Objective, optimizer: Optimizer, key: jax.Array) -> 
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        opt_state=optimizer.tx.init(split_frozen(params, optimizer.config)[0]),  # in the boxes of the parameters
+        opt_state=optimizer.tx.init(split_frozen(params, optimizer.config)[0]),
         sums={name: jnp.zeros(2, jnp.float32) for name in names},
         bad_step=jnp.full((), -1, jnp.int32),
     )

@@ -83,7 +83,7 @@ class BasicTokenizer:
         return " ".join(words).translate(self._punctuation).split()
 
     def words_with_origins(self, text: str) -> list[tuple[str, Sequence[int]]]:
-        """Returns each of `words(text)` with the indices in `text` of the characters from which its characters come."""
+        """Returns the words of `words(text)`, each with the index in `text` of the source of each of its characters."""
         if text.isascii() and text.isprintable():
             matches = _ASCII_WORDS.finditer(text.lower() if self._lower_case else text)
             return [(match[0], range(*match.span())) for match in matches]
