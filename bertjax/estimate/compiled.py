@@ -47,7 +47,7 @@ def lowered_step(
     task = build_task(settings, train=None)
     mesh = make_mesh(settings.mesh, devices)
     check_batch_sizes(task.batch_sizes, mesh, settings.grad_accum_steps)
-    optimizer = make_optimizer(settings.optimizer)
+    optimizer = make_optimizer(settings.optimizer, task.objective.untrained_modules)
     state = abstract_state(task.objective, optimizer, mesh)
     batch = jax.tree.map(
         lambda rows: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=batch_sharding(mesh)),

@@ -47,11 +47,13 @@ class Objective:
         in-batch negatives.
       can_add_pieces: whether the data's vocabulary may have pieces that the vocabulary of an `--init_from` checkpoint
         lacks (default: False).
+      untrained_modules: top-level modules of `model` that the loss does not depend on (default: ()).
     """
 
     model: nn.Module
     splits_into_micro_batches: ClassVar[bool] = True
     can_add_pieces: ClassVar[bool] = False
+    untrained_modules: ClassVar[tuple[str, ...]] = ()
 
     # Subclasses override these properties, or replace them by class attributes. Annotate such attributes only with
     # `ClassVar`, because other annotated attributes are dataclass fields.

@@ -62,7 +62,7 @@ def bench_step(task: Task, steps: int, profile_steps: range = range(0)) -> dict[
     started = time.perf_counter()
     config, mesh = task.config, make_mesh(task.config.mesh)
     check_batch_sizes(task.batch_sizes, mesh, config.grad_accum_steps)
-    optimizer = make_optimizer(config.optimizer)
+    optimizer = make_optimizer(config.optimizer, task.objective.untrained_modules)
     train_step = make_train_step(task.objective, optimizer, mesh, config.grad_accum_steps)
     state = make_init_state(task.objective, optimizer, mesh)(jax.random.key(config.seed))
     key = jax.device_put(jax.random.key(config.seed + 1), replicated(mesh))

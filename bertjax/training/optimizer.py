@@ -184,10 +184,18 @@ def divide_by_gradient_rms(adamw: optax.GradientTransformation, b2: float, eps: 
     return optax.GradientTransformation(adamw.init, update)
 
 
-def decay_mask(params: optax.Params) -> optax.Params:
-    """Returns a tree that is True for parameters with weight decay: all except biases and LayerNorm scales."""
-    # Select them by name, not by rank, because stacked biases have rank 2.
-    return _map_with_names(lambda names, _: names[-1] not in ("bias", "scale"), params)
+def decay_mask(params: optax.Params, untrained_modules: tuple[str, ...] = ()) -> optax.Params:
+    """Returns a tree that is True for parameters with weight decay.
+
+    These are all parameters except biases, LayerNorm scales and the untrained top-level modules, which have gradients
+    of 0, so that weight decay alone would shrink them.
+    """
+
+    # Select biases and scales by name, not by rank, because stacked biases have rank 2.
+    def has_decay(names: Sequence[str], _: Any) -> bool:
+        return names[-1] not in ("bias", "scale") and names[0] not in untrained_modules
+
+    return _map_with_names(has_decay, params)
 
 
 def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
@@ -253,8 +261,10 @@ class Optimizer(NamedTuple):
 
 
 @functools.cache
-def make_optimizer(config: OptimizerConfig) -> Optimizer:
+def make_optimizer(config: OptimizerConfig, untrained_modules: tuple[str, ...] = ()) -> Optimizer:
     """Builds the optimizer, without the learning-rate schedule, which is an argument of the train step.
+
+    `untrained_modules` are those of the objective.
 
     Returns the same object for configs that differ only in the schedule. The optimizer is a part of the cache key of
     `make_train_step`, so the trials of a sweep reuse one compiled train step.
@@ -263,12 +273,14 @@ def make_optimizer(config: OptimizerConfig) -> Optimizer:
     steps = {"warmup_steps": 0, "decay_steps": -1, "head_steps": 0}
     normalized = dataclasses.replace(config, schedule="bert", **rates, **steps)
     if config != normalized:
-        return make_optimizer(normalized)
+        return make_optimizer(normalized, untrained_modules)
     scale_by_adam = {"bert_adam": scale_by_bert_adam, "muon": scale_by_muon}.get(config.name, optax.scale_by_adam)
     has_layer_decay = config.layer_decay < 1
     rules = [
         scale_by_adam(config.b1, config.b2, config.eps),
-        optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
+        optax.add_decayed_weights(
+            config.weight_decay, mask=functools.partial(decay_mask, untrained_modules=untrained_modules)
+        ),
     ]
     if config.name == "stable_adamw":
         rules = [divide_by_gradient_rms(optax.chain(*rules), config.b2, config.eps)]

@@ -85,7 +85,7 @@ def train(
     check_batch_sizes(task.batch_sizes, mesh, config.grad_accum_steps)
     if task.eval_every:
         check_batch_sizes((task.eval_batch_size,), mesh)
-    optimizer = make_optimizer(config.optimizer)
+    optimizer = make_optimizer(config.optimizer, task.objective.untrained_modules)
     schedule = make_schedule(config.optimizer, task.warmup_steps, task.phase_schedule)  # a `jax.tree_util.Partial`
     head_steps = config.optimizer.head_steps  # first steps, which train only the parameters outside the encoder
 

@@ -1,5 +1,7 @@
 """Tests of sentence pairs without next-sentence prediction, and of the consistency of every pre-training objective."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from command_runs import load_task
@@ -11,6 +13,9 @@ from bertjax.model.flops import flops_per_position
 from bertjax.model.models import build_model, model_description
 from bertjax.tasks.pretraining.config import OBJECTIVES
 from bertjax.training.checkpoint_config import experiment_config
+from bertjax.training.optimizer import bert_schedule, make_optimizer
+from bertjax.training.sharding import make_mesh, put_batch
+from bertjax.training.step import make_init_state, make_train_step
 
 # Flags that select the model, for objectives that the default model does not support.
 MODELS = dict.fromkeys(OBJECTIVES, ()) | {"lm": ("--config.model.attention_direction=left",)}
@@ -97,3 +102,22 @@ def test_each_objective_has_consistent_batches_model_and_metric_names(objective,
     assert baseline.keys() - {"heldout_entropy"} <= {metric.name for metric in task.objective.metrics}
     assert baseline and all(np.isfinite(value) for value in baseline.values())
     assert all(metric.lower_is_better for metric in task.objective.metrics if metric.is_loss)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_only_untrained_modules_keep_their_parameters_in_a_step(objective, corpus):
+    task = load_task(experiment_of(corpus, objective), None, *MODELS[objective])
+    mesh = make_mesh(task.config.mesh)
+    optimizer = make_optimizer(task.config.optimizer, task.objective.untrained_modules)
+    state = make_init_state(task.objective, optimizer, mesh)(jax.random.key(0))
+    before = jax.tree.map(np.array, state.params)
+    batch = put_batch(next(task.train_batches(0, SINGLE_SHARD)), mesh)
+    schedule = bert_schedule(0.1, 1, 10)
+    for step in range(2):  # The learning rate of the first step is 0.
+        state = make_train_step(task.objective, optimizer, mesh, 1)(state, batch, jax.random.key(step), schedule)
+    unchanged = {
+        name
+        for name, params in before.items()
+        if jax.tree.all(jax.tree.map(jnp.array_equal, params, state.params[name]))
+    }
+    assert unchanged == set(task.objective.untrained_modules)

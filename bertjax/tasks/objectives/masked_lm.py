@@ -94,7 +94,8 @@ class MaskedLmWithSentenceOrder(MaskedLm):
 class MaskedLmOnPairs(MaskedLm):
     """Masked LM without next-sentence prediction, on rows of sentence pairs (No NSP in Table 5 of the paper)."""
 
-    unexported_modules = ("next_sentence",)  # untrained
+    untrained_modules = ("next_sentence", "pooler")
+    unexported_modules = ("next_sentence",)
 
     def postprocess_batches(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
         """Sets next-sentence labels to -1, which the loss ignores."""
@@ -107,4 +108,5 @@ class MaskedLmOnText(MaskedLm):
     """Masked LM on rows of contiguous text or, with packing, of documents. Rows have no next-sentence labels (-1)."""
 
     pairing = ""
-    unexported_modules = ("next_sentence",)  # untrained
+    untrained_modules = ("next_sentence", "pooler")
+    unexported_modules = ("next_sentence",)

@@ -37,6 +37,7 @@ class ReplacedTokens(MaskedLmOnText):
     )
     model_class = ReplacedTokenModel
     options = ("generator_size", "discriminator_weight")
+    untrained_modules = ()
     unexported_modules = ("generator", "generator_lm")
     discriminator_weight: float = 50.0
 
