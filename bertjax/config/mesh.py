@@ -1,13 +1,12 @@
 """Configs of the device mesh and of the connection between processes."""
 
 import dataclasses
-from typing import ClassVar
 
 from bertjax.utils.sections import Section, bounded
 
 
 @dataclasses.dataclass(frozen=True)
-class MeshConfig(Section):
+class MeshConfig(Section, prefix="config.mesh."):
     """Number of devices along each axis of the mesh. Only the `data` axis spans TPU slices.
 
     Attributes:
@@ -16,15 +15,13 @@ class MeshConfig(Section):
       tensor: number of devices for tensor parallelism along heads, feed-forward width and vocabulary (default: 1).
     """
 
-    field_prefix: ClassVar[str] = "config.mesh."
-
     data: int = bounded(-1, at_least=-1)
     fsdp: int = bounded(1, at_least=-1)
     tensor: int = bounded(1, at_least=-1)
 
 
 @dataclasses.dataclass(frozen=True)
-class ClusterConfig(Section):
+class ClusterConfig(Section, prefix="config.cluster."):
     """Settings of distributed runs. They do not affect runs of a single process.
 
     Attributes:
@@ -34,8 +31,6 @@ class ClusterConfig(Section):
         hosts of a large pod start minutes apart).
       heartbeat_timeout_seconds: seconds without a heartbeat after which a process counts as lost (default: 100).
     """
-
-    field_prefix: ClassVar[str] = "config.cluster."
 
     coordinator_port: int = bounded(0, at_least=0)
     initialization_timeout_seconds: int = bounded(1800, at_least=1)

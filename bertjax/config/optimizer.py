@@ -1,7 +1,6 @@
 """Config of the optimizer."""
 
 import dataclasses
-from typing import ClassVar
 
 from bertjax.errors import UsageError
 from bertjax.utils.sections import Section, bounded
@@ -16,7 +15,7 @@ SCHEDULES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerConfig(Section):
+class OptimizerConfig(Section, prefix="config.optimizer."):
     """Optimizer and its hyperparameters.
 
     Attributes:
@@ -43,8 +42,6 @@ class OptimizerConfig(Section):
         own warm-up. -1 means a third of the steps if `--init_from` lacks a language-model head, else 0.
       head_learning_rate: peak learning rate of the head steps; warm-up over their first tenth, then linear decay to 0.
     """
-
-    field_prefix: ClassVar[str] = "config.optimizer."
 
     name: str = bounded("bert_adam", choices=NAMES)
     learning_rate: float = bounded(1e-4, at_least=0)

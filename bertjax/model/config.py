@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from typing import Any, ClassVar
+from typing import Any
 
 from bertjax.errors import UsageError
 from bertjax.utils.devices import has_bfloat16_units
@@ -36,7 +36,7 @@ _NAMED_SIZES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Architecture(Section):
+class Architecture(Section, prefix="config.model.", may_be_unset=True):
     """Fields that define the network. Every checkpoint stores them next to the parameters.
 
     Attributes:
@@ -93,9 +93,6 @@ class Architecture(Section):
         (mean over the tokens, then the pooler) or `late` (the pooler, then the mean).
       token_pooler: whether the pooler's layers also precede an output layer for tokens, as in ModernBERT.
     """
-
-    field_prefix: ClassVar[str] = "config.model."
-    may_be_unset: ClassVar[bool] = True
 
     # The maximum sizes are larger than those of any trained model. They make a mistyped size fail at once, not minutes
     # later inside a library.

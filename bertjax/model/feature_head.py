@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -28,7 +28,7 @@ CACHED_FEATURES = "features"
 
 
 @dataclasses.dataclass(frozen=True)
-class FeatureHead(Section):
+class FeatureHead(Section, prefix="config.feature_head."):
     """Layers between the encoder and the output layer.
 
     Attributes:
@@ -38,8 +38,6 @@ class FeatureHead(Section):
       lstm_layers: number of randomly initialized BiLSTM layers on top (default: 0; Table 7 uses 2).
       lstm_size: number of BiLSTM units per direction.
     """
-
-    field_prefix: ClassVar[str] = "config.feature_head."
 
     features: str = bounded(NONE, choices=FEATURES)
     lstm_layers: int = bounded(0, at_least=0, at_most=64)

@@ -34,10 +34,16 @@ class Section:
     A subclass that checks combinations of fields overrides `__post_init__`, and calls the base class's method first.
     """
 
-    # Prefix of field names in error messages.
-    field_prefix: ClassVar[str] = "config."
-    # Whether fields may be None, for example if a checkpoint determines the architecture.
+    _prefix: ClassVar[str] = "config."
     may_be_unset: ClassVar[bool] = False
+
+    def __init_subclass__(cls, *, prefix: str = "", may_be_unset: bool = False) -> None:
+        """Sets the prefix of field names in error messages, and whether fields may be None (defaults: inherited).
+
+        Fields may be None, for example, if a checkpoint determines the architecture.
+        """
+        super().__init_subclass__()
+        cls._prefix, cls.may_be_unset = prefix or cls._prefix, may_be_unset or cls.may_be_unset
 
     def __post_init__(self) -> None:
         """Raises a UsageError if a value violates its field's bounds, or a float is not finite."""
@@ -48,4 +54,4 @@ class Section:
             problem = "it must be finite" if is_infinite else ""
             if type(value) in (int, float, str) and (problem := bounds_problem(value, **bounds) or problem):
                 shown = repr(value) if isinstance(value, str) else f"{value:,}"
-                raise UsageError(f"{self.field_prefix}{entry.name} is {shown}; {problem}")
+                raise UsageError(f"{self._prefix}{entry.name} is {shown}; {problem}")

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-from typing import ClassVar
 
 from bertjax.data.schema import SEQUENCE, ArraySpec, Schema
 from bertjax.errors import UsageError
@@ -67,7 +66,7 @@ class RowFormat:
 
 
 @dataclasses.dataclass(frozen=True)
-class Masking(Section):
+class Masking(Section, prefix="config.data.masking."):
     """Settings of token masking. The defaults are from section 3.1 of the paper.
 
     Attributes:
@@ -80,8 +79,6 @@ class Masking(Section):
       max_span: maximum number of words in a masked span (default: 1, no spans). Spans are whole words. The number of
         words per span is geometric with parameter 0.2, as in SpanBERT (arXiv 1907.10529), which uses a maximum of 10.
     """
-
-    field_prefix: ClassVar[str] = "config.data.masking."
 
     rate: float = bounded(0.15, above=0, at_most=1)
     mask_prob: float = bounded(0.8, at_least=0, at_most=1)
@@ -98,7 +95,7 @@ class Masking(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class PhaseConfig(Section):
+class PhaseConfig(Section, prefix="config.phases[]."):
     """Config of a training phase, an item of `config.phases`. Unset fields take the run's values.
 
     Attributes:
@@ -111,8 +108,6 @@ class PhaseConfig(Section):
         store this value.
       local_rope_theta: RoPE theta of layers with local attention (default: `model.local_rope_theta`).
     """
-
-    field_prefix: ClassVar[str] = "config.phases[]."
 
     share: float = bounded(1.0, above=0)
     seq_len: int = bounded(128, at_least=MIN_ROW_TOKENS, at_most=1 << 20)

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +35,7 @@ _SEQ_LEN = 128
 
 
 @dataclasses.dataclass(frozen=True)
-class EmbedSource(Section):
+class EmbedSource(Section, prefix="config.data.sources[]."):
     """One of several training files, an item of `config.data.sources`.
 
     Attributes:
@@ -43,8 +43,6 @@ class EmbedSource(Section):
       weight: share of the steps, relative to the other files (default: 0, the number of rows).
       columns: columns of the texts (default: (), `data.columns`).
     """
-
-    field_prefix: ClassVar[str] = "config.data.sources[]."
 
     file: str = ""
     weight: float = bounded(0.0, at_least=0)

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import math
 import operator
-from typing import ClassVar, Literal
+from typing import Literal
 
 from bertjax.config.optimizer import OptimizerConfig
 from bertjax.config.run import DATA_FILES, RunConfig, set_paths
@@ -21,7 +21,7 @@ SPLITS, NO_SPLIT = ("dev", "test"), "none"
 
 
 @dataclasses.dataclass(frozen=True)
-class FinetuningData(Section):
+class FinetuningData(Section, prefix="config.data."):
     """Data and batches of a fine-tuning run. Each task adds its own fields.
 
     Attributes:
@@ -42,8 +42,6 @@ class FinetuningData(Section):
       examples_per_row: maximum examples packed into a training row (default: 1, no packing). It must divide
         `batch_size`. Each example has its own positions and attends only to itself. Not supported by SQuAD and SWAG.
     """
-
-    field_prefix: ClassVar[str] = "config.data."
 
     path: str = ""
     eval_split: str = bounded("dev", choices=(*SPLITS, NO_SPLIT))

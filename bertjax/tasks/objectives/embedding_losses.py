@@ -8,7 +8,7 @@ negatives), D width of a vector.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ class EmbeddedBatch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class LossOptions(Section):
+class LossOptions(Section, prefix="config.embed."):
     """Options of the losses, fields of `config.embed`.
 
     Attributes:
@@ -49,8 +49,6 @@ class LossOptions(Section):
         anchor among all anchors.
       hardness: for `info_nce`, additional weight of similar negatives (EmbeddingGemma uses 5).
     """
-
-    field_prefix: ClassVar[str] = "config.embed."
 
     temperature: float = bounded(0.05, above=0)
     both_directions: bool = False

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 from bertjax.config.fields import from_config_dict
 from bertjax.config.run import RunConfig
@@ -30,7 +30,7 @@ OBJECTIVES: dict[str, type[PretrainingObjective]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainingData(Section):
+class PretrainingData(Section, prefix="config.data."):
     """Corpus and batches of pre-training.
 
     Attributes:
@@ -57,8 +57,6 @@ class PretrainingData(Section):
       discriminator_weight: coefficient of the discriminator's loss in `rtd`. The generator's loss has coefficient 1.
       masking: see `Masking`.
     """
-
-    field_prefix: ClassVar[str] = "config.data."
 
     corpus: str = ""
     seq_len: int = bounded(128, at_least=MIN_ROW_TOKENS)
