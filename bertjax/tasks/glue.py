@@ -41,8 +41,6 @@ class GlueSpec:
     metrics: tuple[str, ...]
     # File suffix of each evaluation set, such as `_matched`, keyed by the suffix of its metric names.
     eval_sets: dict[str, str] = dataclasses.field(default_factory=lambda: {"": ""})
-    # File name of each evaluation set for the GLUE server, keyed by metric suffix (default: `FOLDER.tsv`).
-    submission: dict[str, str] = dataclasses.field(default_factory=dict)
     # Column names of train and dev files without a header line (default: (), the files have a header line).
     header: tuple[str, ...] = ()
     tfds_texts: tuple[str, ...] = ()  # TFDS feature names of the sentences (default: (), as in `texts`)
@@ -56,7 +54,8 @@ DIAGNOSTIC = "diagnostic"
 _NLI = ("contradiction", "entailment", "neutral")
 _TFDS_NLI = ("premise", "hypothesis")
 _MNLI_SETS = {"": "_matched", "_mismatched": "_mismatched"}
-_MNLI_SUBMISSION = {"": "MNLI-m.tsv", "_mismatched": "MNLI-mm.tsv"}
+# Name of each file for the GLUE server, keyed by metric suffix. The file of another task has the name of its folder.
+_MNLI_FILES = {"": "MNLI-m", "_mismatched": "MNLI-mm", _AX_SUFFIX: "AX"}
 _COLA = ("source", "label", "star", "sentence")
 SPECS = {
     "cola": GlueSpec("CoLA", ("sentence",), "label", _BINARY, ("matthews", "accuracy"), header=_COLA),
@@ -64,16 +63,12 @@ SPECS = {
     "mrpc": GlueSpec("MRPC", ("#1 String", "#2 String"), "Quality", _BINARY, ("f1", "accuracy"), tfds_texts=_PAIR),
     "stsb": GlueSpec("STS-B", _PAIR, "score", (), ("spearman", "pearson")),
     "qqp": GlueSpec("QQP", ("question1", "question2"), "is_duplicate", _BINARY, ("f1", "accuracy")),
-    "mnli": GlueSpec(
-        "MNLI", _PAIR, "gold_label", _NLI, ("accuracy",), _MNLI_SETS, _MNLI_SUBMISSION, tfds_texts=_TFDS_NLI
-    ),
+    "mnli": GlueSpec("MNLI", _PAIR, "gold_label", _NLI, ("accuracy",), _MNLI_SETS, tfds_texts=_TFDS_NLI),
     "qnli": GlueSpec("QNLI", ("question", "sentence"), "label", _ENTAILMENT, ("accuracy",)),
     "rte": GlueSpec("RTE", _PAIR, "label", _ENTAILMENT, ("accuracy",)),
     "wnli": GlueSpec("WNLI", _PAIR, "label", _BINARY, ("accuracy",)),
     # The diagnostic set has only test data; its labels are predicted by a model trained on MNLI.
-    "ax": GlueSpec(
-        DIAGNOSTIC, _PAIR, "gold_label", _NLI, ("accuracy",), submission={"": "AX.tsv"}, tfds_texts=_TFDS_NLI
-    ),
+    "ax": GlueSpec("AX", _PAIR, "gold_label", _NLI, ("accuracy",), tfds_texts=_TFDS_NLI),
 }
 # Range of STS-B's scores. The GLUE server rejects other scores.
 SCORE_RANGE = (0.0, 5.0)
@@ -175,7 +170,7 @@ class GlueTask(RowsTask):
         """Returns the possible paths of a split's file, in the task's subfolder or in `config.data.path` itself."""
         folder = Path(self.config.data.path).expanduser()
         # The folder of the diagnostic set is called AX in some archives, and diagnostic in others.
-        names = (DIAGNOSTIC, "AX") if split == DIAGNOSTIC else (self._spec.folder,)
+        names = (DIAGNOSTIC, SPECS["ax"].folder) if split == DIAGNOSTIC else (self._spec.folder,)
         return [folder / name / f"{split}.tsv" for name in (*names, "")]
 
     def extra_metrics(self) -> list[Metric]:
@@ -201,11 +196,11 @@ class GlueTask(RowsTask):
             texts = [self.labels[value] if self.labels else f"{value:.3f}" for value in predictions]
             rows = sorted(zip(self._row_indices(suffix, len(texts)), texts, strict=True))
             lines = "".join(f"{index}\t{text}\n" for index, text in rows)
-            files.append(write_atomic(folder / self._submission_file(suffix), "index\tprediction\n" + lines))
+            files.append(write_atomic(folder / f"{self._file_name(suffix)}.tsv", "index\tprediction\n" + lines))
         return files
 
     def records_file(self, suffix: str) -> str:
-        return f"{Path(self._submission_file(suffix)).stem}.jsonl"
+        return f"{self._file_name(suffix)}.jsonl"
 
     def predictions(self, logits: np.ndarray) -> np.ndarray:
         return super().predictions(logits) if self.labels else np.clip(logits, *SCORE_RANGE)
@@ -213,8 +208,8 @@ class GlueTask(RowsTask):
     def _has_several_sets(self) -> bool:
         return len(self.sets) > 1 and bool(self.labels)
 
-    def _submission_file(self, suffix: str) -> str:
-        return {"": f"{self._spec.folder}.tsv", **self._spec.submission, _AX_SUFFIX: "AX.tsv"}[suffix]
+    def _file_name(self, suffix: str) -> str:
+        return _MNLI_FILES[suffix] if self.config.data.task == "mnli" else self._spec.folder
 
     def _row_indices(self, suffix: str, count: int) -> list[int]:
         """Returns a test set's column `index`, or 0 to count - 1 if it is missing or not unique."""
