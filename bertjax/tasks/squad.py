@@ -221,9 +221,8 @@ class SquadTask(FinetuningTask):
 
 
 def _texts(answers: dict[str, Answer], threshold: float | None = None) -> dict[str, str]:
-    """Returns the predicted text by question id, or "" if the null odds exceed the threshold (None: no threshold)."""
-    limit = math.inf if threshold is None else threshold
-    return {id_: "" if answer.null_odds > limit else answer.text for id_, answer in answers.items()}
+    """Returns the predicted text of each question, keyed by question id."""
+    return {id_: answer.best(threshold).text for id_, answer in answers.items()}
 
 
 def _round_up(threshold: float) -> float:

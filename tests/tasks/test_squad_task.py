@@ -110,5 +110,5 @@ END = np.array([[-9, -9, 0, 7, 5.5, 2], [-9, -9, -5, -5, -4, -5]], np.float32)
 def test_best_span_is_valid_and_has_the_highest_score(n_best, max_answer_len, text):
     outputs = [{"start": START, "end": END, "example": np.array([0, 1])}]
     (answer,) = best_answers([QUESTION], WINDOWS, outputs, n_best, max_answer_len).values()
-    assert answer.text == text
+    assert answer.best(None).text == text
     assert len(answer.nbest) <= n_best and answer.null_score == -18

@@ -37,10 +37,13 @@ class Answer:
         """Null score minus the score of the best span."""
         return self.null_score - self.nbest[0].score if self.nbest else _ODDS_WITHOUT_SPAN
 
-    @property
-    def text(self) -> str:
-        """Text of the best span, or "" if there are no spans."""
-        return self.nbest[0].text if self.nbest else ""
+    def best(self, null_threshold: float | None) -> Candidate:
+        """Returns the best span, or the null answer if the null odds exceed the threshold or there are no spans.
+
+        Without a threshold (None), any span is better than the null answer.
+        """
+        is_null = not self.nbest or (null_threshold is not None and self.null_odds > null_threshold)
+        return Candidate("", self.null_score) if is_null else self.nbest[0]
 
 
 def best_answers(
@@ -100,12 +103,9 @@ def nbest_with_probabilities(answer: Answer, include_null: bool) -> dict[Candida
 def answer_record(answer: Answer, null_threshold: float | None) -> Record:
     """Returns the prediction record of an answer: its text, and the character offsets of start and end (exclusive).
 
-    The answer is null (text "", offsets None) if its null odds exceed `null_threshold` (None: no limit), or if there
-    are no candidates.
+    The null answer has the text "" and the offsets None.
     """
-    has_null = null_threshold is not None
-    is_null = not answer.nbest or (has_null and answer.null_odds > null_threshold)
-    span = Candidate("", answer.null_score) if is_null else answer.nbest[0]
+    span, has_null = answer.best(null_threshold), null_threshold is not None
     probabilities = nbest_with_probabilities(answer, has_null)
     probability = round_digits(probabilities.get(span, 1.0))
     record: Record = {"prediction": span.text, "start": span.start, "end": span.end, "probability": probability}
