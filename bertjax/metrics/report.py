@@ -115,9 +115,6 @@ def truncate_name(name: str, width: int = _NAME_WIDTH) -> str:
 
 
 def log_reports(reports: Mapping[str, ClassReport]) -> None:
-    """Logs the class report of each evaluation set.
-
-    The keys of `reports` are the suffixes of the evaluation sets' metric names, such as "" or `_mismatched`.
-    """
+    """Logs the class report of each evaluation set, keyed by the suffix of its metric names, such as `_mismatched`."""
     for suffix, report in reports.items():
         logger.info(f"metrics by class{suffix.replace('_', ' ')}:\n{report.format()}")

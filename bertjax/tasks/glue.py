@@ -119,7 +119,6 @@ class GlueTask(RowsTask):
         return sequence_objective(self.labels, model, self.class_weighting())
 
     def output_layer(self) -> OutputLayer:
-        # The diagnostic set is predicted by a model trained on MNLI.
         name = "mnli" if self.config.data.task == "ax" else self.config.data.task
         return OutputLayer(CLASSES, self._spec.labels, f"glue/{name}", len(self._spec.texts))
 

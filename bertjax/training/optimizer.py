@@ -68,11 +68,7 @@ def describe_head_steps(config: OptimizerConfig) -> list[str]:
 
 
 def bert_schedule(peak: float, warmup_steps: int, total_steps: int) -> optax.Schedule:
-    """Returns BERT's schedule: `peak * s / warmup_steps` in warm-up, then `peak * (1 - s / total_steps)` at step `s`.
-
-    The schedule is a pytree of the three arguments, an input of the train step. So one compiled step serves every
-    learning rate and run length.
-    """
+    """Returns the schedule `peak * s / warmup_steps` for steps `s` of warm-up, then `peak * (1 - s / total_steps)`."""
     return jax.tree_util.Partial(_warmup_then_decay, peak, warmup_steps, total_steps)
 
 

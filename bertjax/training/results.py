@@ -156,7 +156,6 @@ def write_results(
         "parameters_fingerprint": saved_fingerprint(checkpoint),
         "started_from": saved_init_fingerprint(workdir),
         "data_sha256": task.data_hash,
-        # The keys of `reports` are the metric-name suffixes of the evaluation sets, such as `_mismatched`.
         **{f"{name}{suffix}": part for suffix, report in reports.items() for name, part in report.as_json().items()},
         **task.results,
         "config": dataclasses.asdict(task.config),

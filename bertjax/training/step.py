@@ -110,8 +110,7 @@ def make_train_step(
     """Returns the jitted train step `(state, batch, key, schedule) -> state`, which donates the state.
 
     The dropout key of a step is derived from `key` and the step number. `schedule` is the learning-rate schedule, a
-    `jax.tree_util.Partial` whose numbers are inputs of the compiled step. Unlike in most optax code, it is not a part
-    of the optimizer, so that the trials of a sweep can share one compiled step.
+    `jax.tree_util.Partial` whose numbers are inputs of the compiled step, see `make_optimizer`.
 
     `grad_accum_steps` is the number of micro-batches per step. It does not change the gradient, except for rounding and
     dropout, because the losses are divided by the denominators of the whole batch. With `head_only`, as in the first
@@ -125,8 +124,6 @@ def make_train_step(
         raise UsageError("config.optimizer.head_steps would train nothing: only the encoder is trainable; use 0")
 
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
-        # In the model, frozen layers are a second stack below the others. If the embeddings are also frozen, the
-        # backward pass stops above it.
         trainable, frozen = split_frozen(state.params, optimizer.config)
         denominators = objective.denominators(batch)
         # In head steps, the encoder stays in `trainable`, because the optimizer state contains its moments. It gets no

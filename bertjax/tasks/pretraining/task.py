@@ -36,9 +36,6 @@ class PretrainingTask(Task):
 
     Without a corpus, the task supports only `bertjax describe` and, with synthetic batches, `bench step` and `plan`.
 
-    `config.data.objective` selects the objective class from `OBJECTIVES` in `tasks/pretraining/config.py` (default:
-    `MaskedLm`), see `PretrainingObjective`.
-
     `phases` are ranges of steps with one batch shape (in the paper, length 128, then 512). By default, the batches of
     all phases have the same number of tokens. Each phase has its own objective, because the RoPE thetas of the model
     may differ. `objective` is the objective of the last phase.
