@@ -175,7 +175,7 @@ def test_saved_labels_of_another_output_kind_are_rejected(tmp_path):
     for content, message in (
         ('{"labels": ["neg", "pos", "neg"]}', "a label more than once"),
         ('{"labels": "neg"}', "cannot read the output layer"),
-        ('{"labels": ["neg", "pos"], "id2label": {}}', "unknown fields id2label"),
+        ('{"labels": ["neg", "pos"], "id2label": {}}', "unknown fields: id2label"),
         ("{}", "no labels"),
     ):
         file.write_text(content)

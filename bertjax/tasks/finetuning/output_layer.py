@@ -6,9 +6,11 @@ from typing import Any
 
 from etils import epath
 
-from bertjax.errors import UsageError, listed
+from bertjax.config.fields import from_config_dict
+from bertjax.errors import UsageError
 from bertjax.model.feature_head import FeatureHead
 from bertjax.utils.io import read_json_object
+from bertjax.utils.sections import Section, bounded
 
 OUTPUT_LAYER = "output_layer.json"
 # Kinds of output layers. CLASSES predicts one class, or a number if there are no labels. MULTILABEL predicts any number
@@ -17,10 +19,10 @@ CLASSES, MULTILABEL, CHOICES, TAGS, SPANS = KINDS = ("classes", "multilabel", "c
 
 
 @dataclasses.dataclass(frozen=True)
-class OutputLayer:
+class OutputLayer(Section, prefix="layer."):
     """Description of the output layer of a fine-tuned model."""
 
-    kind: str  # kind of output layer, one of KINDS
+    kind: str = bounded("", choices=("", *KINDS))  # one of KINDS (default: "", only before a file is read)
     # Names of classes, labels or tags by id (default: (); regression, CHOICES and SPANS have none).
     labels: tuple[str, ...] = ()
     # Name of the fine-tuning task, such as `glue/mnli` (default: "", unknown, as for converted models).
@@ -66,13 +68,9 @@ def saved_labels(path: str, *kinds: str) -> list[str] | None:
 
 def _read(file: str | epath.Path, remedy: str, **defaults: Any) -> OutputLayer:
     try:
-        fields = defaults | read_json_object(file)
-        if unknown := sorted(fields.keys() - {field.name for field in dataclasses.fields(OutputLayer)}):
-            raise ValueError(f"it has the unknown fields {listed(unknown)}")
-        layer = OutputLayer(**fields | {"feature_head": FeatureHead(**fields.get("feature_head", {}))})
-        is_list = isinstance(layer.labels, (list, tuple)) and all(isinstance(label, str) for label in layer.labels)
-        if layer.kind not in KINDS or not is_list:
+        layer = from_config_dict(OutputLayer(), defaults | read_json_object(file), "layer")
+        if not layer.kind or not all(isinstance(label, str) for label in layer.labels):
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, and labels a list of strings")
-        return dataclasses.replace(layer, labels=tuple(layer.labels))
-    except (OSError, ValueError, TypeError, UsageError) as error:
+        return layer
+    except (OSError, ValueError, UsageError) as error:
         raise UsageError(f"cannot read the output layer {file}: {error}; {remedy}") from error
