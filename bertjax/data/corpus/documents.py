@@ -38,6 +38,7 @@ _BOOK_EDGE = re.compile(
 # or end of a line. Then, blank lines only separate paragraphs.
 _SEPARATOR = "<|endoftext|>"
 _SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>|<\|endoftext\|>$", re.MULTILINE)
+_ANY_SEPARATOR = re.compile(re.escape(_SEPARATOR))
 # Divide longer paragraphs, because `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
 # Characters to replace by spaces, because `sentencex` fails next to multi-byte whitespace. U+0085 is removed instead,
@@ -63,36 +64,18 @@ class Text:
 def sentence_lines(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
     """Yields the documents of a text with one sentence per line and blank lines between documents."""
     first = next(blocks, "")
-    blocks = itertools.chain([first], blocks)
-    if _SEPARATOR_LINE.search(first):
-        return _documents(_separated(blocks), LINES, problems)
-    return _blank_line_documents(blocks, LINES, problems)
+    separator = _ANY_SEPARATOR if _SEPARATOR_LINE.search(first) else _BLANK_LINE
+    return _documents(_divide(itertools.chain([first], blocks), separator), LINES, problems)
 
 
-def _blank_line_documents(blocks: Iterable[str], layout: str, problems: Counter[str]) -> Iterator[Text]:
-    """Divides streamed text into documents at blank lines."""
-
-    def parts() -> Iterator[tuple[str, bool]]:
-        spaces = ""
-        for block in blocks:
-            *complete, rest = _BLANK_LINE.split(spaces + block)
-            yield from ((document, True) for document in complete)
-            # Move spaces at the end to the next block, because they may begin a blank line.
-            text = rest.rstrip()
-            spaces = rest[len(text) :]
-            yield text, False
-        yield spaces, True
-
-    return _documents(parts(), layout, problems)
-
-
-def _separated(blocks: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Divides streamed text at `_SEPARATOR`. Yields parts for `_documents`."""
+def _divide(blocks: Iterable[str], separator: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
+    """Divides streamed text at `_BLANK_LINE` or `_ANY_SEPARATOR`. Yields parts for `_documents`."""
     rest = ""
     for block in blocks:
-        *complete, text = (rest + block).split(_SEPARATOR)
+        *complete, text = separator.split(rest + block)
         yield from ((document, True) for document in complete)
-        at = max(0, len(text) - len(_SEPARATOR) + 1)  # The rest may be the start of a separator.
+        # Move the end of the text to the next block, because it may be the start of a separator.
+        at = len(text.rstrip()) if separator is _BLANK_LINE else max(0, len(text) - len(_SEPARATOR) + 1)
         yield text[:at], False
         rest = text[at:]
     yield rest, True
@@ -145,9 +128,9 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
     blocks = itertools.chain([first], blocks)
     layout = WRAPPED if is_wrapped(lines) else PARAGRAPHS
     if has_books or _SEPARATOR_LINE.search(first):
-        return _documents(_separated(blocks), layout, problems)
+        return _documents(_divide(blocks, _ANY_SEPARATOR), layout, problems)
     if layout == PARAGRAPHS and len(groups) > 1 and 2 * with_paragraphs > len(groups):
-        return _blank_line_documents(blocks, layout, problems)
+        return _documents(_divide(blocks, _BLANK_LINE), layout, problems)
     return _documents(((block, False) for block in blocks), layout, problems)
 
 
