@@ -13,8 +13,8 @@ from bertjax.data.finetuning.batches import (
     EpochOrder,
     eval_batches,
     in_input_order,
+    make_batch,
     pack_batch,
-    train_batches,
 )
 from bertjax.data.finetuning.examples import concatenate, constant_prediction, encode_pair, make_examples
 from bertjax.data.shard import SINGLE_SHARD, DataShard
@@ -31,6 +31,10 @@ def examples_of(lengths, sequences_per_example=1):
     ]
     labels = np.arange(len(lengths) // sequences_per_example, dtype=np.int32)
     return make_examples(sequences, {"labels": labels}, sequences_per_example)
+
+
+def train_batches(examples, order, steps, shard=SINGLE_SHARD):
+    return [make_batch(examples, *order.batch(step), shard) for step in steps]
 
 
 def num_positions(order):
@@ -70,7 +74,7 @@ def test_batches_group_examples_of_similar_length():
 def test_shape_counts_match_the_batches_before_a_step(bucket, examples_per_row):
     examples = examples_of(random_lengths(70))
     order = EpochOrder(examples, Batching(8, bucket, 128, examples_per_row), seed=3)
-    shapes = [batch["input_ids"].shape for batch in train_batches(examples, order, 45, 0, SINGLE_SHARD)]
+    shapes = [batch["input_ids"].shape for batch in train_batches(examples, order, range(45))]
     for step in (0, 1, 8, 9, 10, 20, 45):
         counts = order.shape_counts(step)
         assert sorted(shape for shape, steps in counts.items() for _ in range(steps)) == sorted(shapes[:step])
@@ -94,7 +98,7 @@ def test_batches_of_shards_and_of_later_steps_match_the_full_run(parts, examples
     examples, batching = examples_of(random_lengths(30)), Batching(8, 32, 128, examples_per_row)
 
     def batches(shard, start_step=0):
-        return list(train_batches(examples, EpochOrder(examples, batching, 1), 10, start_step, shard))
+        return train_batches(examples, EpochOrder(examples, batching, 1), range(start_step, 10), shard)
 
     all_batches = batches(SINGLE_SHARD)
     shards = [batches(DataShard((index,), parts)) for index in range(parts)]
@@ -129,7 +133,7 @@ UNPACKED, PACKED = Batching(16, 32, 64), Batching(16, 32, 64, examples_per_row=4
 def test_packed_steps_have_the_same_complete_examples_as_unpacked_steps():
     examples = examples_of(random_lengths(70, 64))
     orders = (EpochOrder(examples, batching, 3) for batching in (UNPACKED, PACKED))
-    batches = (train_batches(examples, order, 12, 0, SINGLE_SHARD) for order in orders)
+    batches = (train_batches(examples, order, range(12)) for order in orders)
     for unpacked, packed in zip(*batches, strict=True):
         used = packed["example"] >= 0
         np.testing.assert_array_equal(packed["weights"], used)

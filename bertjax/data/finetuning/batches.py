@@ -224,11 +224,3 @@ def inference_batches(examples: Examples, seq_len: int) -> Iterator[dict[str, np
         batch_size = min(num_rows, 1 << (len(selected) - 1).bit_length())
         yield make_batch(examples, _pad_rows(selected, batch_size), length, SINGLE_SHARD)
         start += num_rows
-
-
-def train_batches(
-    examples: Examples, order: EpochOrder, steps: int, start_step: int, shard: DataShard
-) -> Iterator[dict[str, np.ndarray]]:
-    """Yields one process's batch rows for the steps `start_step` to `steps - 1`."""
-    for step in range(start_step, steps):
-        yield make_batch(examples, *order.batch(step), shard)

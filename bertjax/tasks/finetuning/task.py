@@ -11,7 +11,7 @@ import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import open_vocabulary, vocabulary_files
-from bertjax.data.finetuning.batches import Batching, EpochOrder, eval_batches, in_input_order, train_batches
+from bertjax.data.finetuning.batches import Batching, EpochOrder, eval_batches, in_input_order, make_batch
 from bertjax.data.finetuning.examples import Examples, known_labels
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.data.inspection import format_row
@@ -220,9 +220,9 @@ class FinetuningTask(Task):
     # Interface of `Task`.
 
     def train_batches(self, start_step: int, shard: DataShard) -> Iterator[NumpyBatch]:
-        if self.train_examples is None:
+        if (examples := self.train_examples) is None:
             return super().train_batches(start_step, shard)
-        return train_batches(self.train_examples, self.order, self.total_steps, start_step, shard)
+        return (make_batch(examples, *self.order.batch(step), shard) for step in range(start_step, self.total_steps))
 
     def eval_batches(self, shard: DataShard) -> Iterator[NumpyBatch]:
         if self.eval_examples is None:
