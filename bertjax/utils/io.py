@@ -325,6 +325,17 @@ def reject_binary(path: os.PathLike | str, data: bytes) -> None:
         raise UsageError(f"{path} is not UTF-8 text: it has many control characters; decompress or convert it")
 
 
+def decode_utf8(path: os.PathLike | str, data: bytes) -> str:
+    """Decodes the content of a UTF-8 file. Raises a UsageError if it is not UTF-8, see also `reject_binary`."""
+    reject_binary(path, data)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        fix = "convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8"
+        raise UsageError(f"{path} line {line} is not UTF-8; {fix}") from error
+
+
 def unix_newlines(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yields the blocks of a UTF-8 text with LF instead of CR LF (Windows), CR CR LF (some tools) and CR (old Macs)."""
     pending_crs = b""

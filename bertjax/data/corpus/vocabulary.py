@@ -16,7 +16,7 @@ from etils import epath
 from tokenizers import pre_tokenizers
 
 from bertjax.errors import UsageError, first_line, listed, quoted
-from bertjax.utils.io import AnyPath, as_path, read_json, reject_binary, unreadable
+from bertjax.utils.io import AnyPath, as_path, decode_utf8, read_json, unreadable
 
 logger = logging.getLogger(__name__)
 
@@ -227,12 +227,7 @@ def vocab_txt_lines(path: os.PathLike, content: bytes) -> tuple[list[str], bytes
     content = content.removeprefix(BOM_UTF8)
     if b"\n" not in content:
         content = content.replace(b"\r", b"\n")
-    reject_binary(path, content)
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"the vocabulary {path} is not UTF-8 at byte {error.start}; convert it to UTF-8") from error
-    lines = text.removesuffix("\n").split("\n")
+    lines = decode_utf8(path, content).removesuffix("\n").split("\n")
     if all(len(line.split()) > 1 for line in lines):
         columns = f"several columns, such as {quoted(lines[0].strip())}"
         raise UsageError(f"each line of the vocabulary {path} has {columns}; write only one token per line")

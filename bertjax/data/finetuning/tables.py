@@ -12,7 +12,7 @@ from typing import Any
 
 from bertjax.data.finetuning.cells import is_literal, is_missing
 from bertjax.errors import UsageError, first_line, listed
-from bertjax.utils.io import atomic_file, reject_binary, unix_newlines
+from bertjax.utils.io import atomic_file, decode_utf8, unix_newlines
 
 FORMATS = ("tsv", "csv", "jsonl")
 # Represents a field that is null or NaN.
@@ -107,16 +107,17 @@ def read_table(
     if not text.strip():
         raise UsageError(f"{path} is empty; use a file with rows")
     if file_format == "jsonl":
-        rows = _json_rows(path, text, columns, optional, stats)
+        rows = _json_rows(path, text, columns)
     else:
         rows = _select_columns(path, _split_rows(path, text), columns, header, stats)
-    num_long = num_short = 0
+    num_short, names = 0, dict[str, None]()
     splits: dict[str, set[str]] = {}  # split names in each unused column; "" represents all other values
-    for line, fields, is_long in rows:
+    for line, row in rows:
         stats.read += 1
-        num_long += is_long
-        others = {name: fields.pop(name) for name in [*fields] if name not in columns}
-        others = {name: str(value).strip().lower() for name, value in others.items() if value not in (None, NULL, "")}
+        names |= dict.fromkeys(row)
+        fields = {column: row.get(column) for column in columns}  # None if the row has no such field
+        unused = {name: value for name, value in row.items() if name not in columns and value not in (None, "")}
+        others = {name: str(value).strip().lower() for name, value in unused.items()}
         for name, value in others.items():
             if name.lower() in _SPLIT_FLAGS:  # "False" and "0" mark training rows.
                 value = "train" if value in ("false", "0", "0.0") else "test"
@@ -142,6 +143,8 @@ def read_table(
                 stats.count_irregular("with unpaired surrogates, replaced by U+FFFD", line)
                 cells[name] = replace_surrogates(field)
         yield Row(line, cells, bool(problem))
+    if file_format == "jsonl":
+        _check_columns(path, [*names], columns, stats, optional)
     for column, values in splits.items():
         is_split = "" not in values or column.lower() in _SPLIT_COLUMNS
         if not keep_short and is_split and len(values) > 1 and values & _SPLITS - _TRAINING_SPLITS:
@@ -150,11 +153,6 @@ def read_table(
             )
     if file_format == "tsv" and reject_quoted and _is_quoted(text):
         raise UsageError(f"{path} has quoted fields with tabs or line breaks; in .tsv, quotes are text, so use .csv")
-    # Reject files in which R wrote row names without a column name, or in which all rows contain unquoted commas.
-    if stats.read > 1 and num_long == stats.read and not header:
-        raise UsageError(
-            f"all rows of {path} have more fields than its header; name every column, and quote fields with commas"
-        )
     # Reject quoted fields with line breaks, which become short rows. Blank lines also do, but are harmless.
     if file_format != "jsonl" and not keep_short and num_short > 0.75 * stats.read:
         raise UsageError(
@@ -166,7 +164,7 @@ def column_names(path: Path) -> list[str]:
     """Returns the names in the header line, or the keys of all objects of a JSON Lines file."""
     text = read_utf8(path).strip("\n")
     if table_format(path) == "jsonl":
-        return [*dict.fromkeys(key for _, fields in _json_objects(path, text) for key in fields)]
+        return [*dict.fromkeys(key for _, fields in _json_rows(path, text) for key in fields)]
     return next(_split_rows(path, text), (1, []))[1] or [""]
 
 
@@ -200,23 +198,16 @@ def read_utf8(path: Path) -> str:
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {first_line(error)}; check the path") from error
-    reject_binary(path, data)
-    data = b"".join(unix_newlines([data.removeprefix(b"\xef\xbb\xbf")]))
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        fix = "convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8"
-        raise UsageError(f"{path} line {line} is not UTF-8; {fix}") from error
+    return decode_utf8(path, b"".join(unix_newlines([data.removeprefix(b"\xef\xbb\xbf")])))
 
 
 def _select_columns(
     path: Path, rows: Iterator[tuple[int, list[str]]], columns: Sequence[str], header: Sequence[str], stats: ReadStats
-) -> Iterator[tuple[int, dict[str, str | None], bool]]:
+) -> Iterator[tuple[int, dict[str, str | None]]]:
     names = list(header) or next(rows)[1] or [""]
     _check_columns(path, names, columns, stats)
     indices = {name: names.index(name) for name in names}
-    is_csv = table_format(path) == "csv"
+    is_csv, num_long = table_format(path) == "csv", 0
     for line, fields in rows:
         if is_csv and not fields and len(names) > 1:  # a blank line, which is not a row in pandas either
             continue
@@ -230,7 +221,11 @@ def _select_columns(
             raise UsageError(f"{problem}; name every column, and quote fields that contain commas")
         if is_long:
             stats.count_irregular("with more fields than columns", line)
-        yield line, {name: fields[index] if index < len(fields) else None for name, index in indices.items()}, is_long
+            num_long += 1
+        yield line, {name: fields[index] if index < len(fields) else None for name, index in indices.items()}
+    # Reject files in which R wrote row names without a column name.
+    if num_long == stats.read > 1 and not header:
+        raise UsageError(f"all rows of {path} have more fields than its header; name every column")
 
 
 def _check_columns(
@@ -279,36 +274,17 @@ def _split_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
         raise UsageError(f"{path}: {error} in the row that starts at line {line}; {fix}") from error
 
 
-def _json_rows(
-    path: Path, text: str, columns: Sequence[str], optional: Sequence[str], stats: ReadStats
-) -> Iterator[tuple[int, dict[str, Any], bool]]:
-    names: dict[str, None] = {}
-    for line, fields in _json_objects(path, text):
-        names |= dict.fromkeys(fields)
-        try:
-            # A column that the object lacks is None, which counts as a missing field.
-            cells = {column: as_text(fields[column], column) if column in fields else None for column in columns}
-            cells |= {name: fields[name] for name in fields if name not in columns}
-        except ValueError as error:
-            raise _json_error(path, line, error) from error
-        yield line, cells, False
-    _check_columns(path, [*names], columns, stats, optional)
-
-
-def _json_objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the line number and the object of each line. For a blank line, the object is empty."""
+def _json_rows(path: Path, text: str, columns: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the line number and the object of each line, with the values of `columns` as text. A blank line is {}."""
     for line, row in enumerate(text.rstrip("\n").split("\n"), 1):
         try:
             fields = json.loads(row) if row.strip() else {}
             if not isinstance(fields, dict):
                 raise ValueError("not a JSON object")
+            fields |= {column: as_text(fields[column], column) for column in columns if column in fields}
         except (ValueError, RecursionError) as error:
-            raise _json_error(path, line, error) from error
+            raise UsageError(f"{path} line {line}: {error}; write one JSON object of texts per line") from error
         yield line, fields
-
-
-def _json_error(path: Path, line: int, error: Exception) -> UsageError:
-    return UsageError(f"{path} line {line}: {error}; write one JSON object of texts per line")
 
 
 def as_text(value: Any, column: str) -> Any:
