@@ -99,7 +99,7 @@ def test_only_pieces_appended_to_the_old_vocabulary_are_new(vocabularies, tmp_pa
 def test_pieces_of_a_tokenizer_json_are_split_by_its_model_and_added_tokens_as_text():
     base = byte_level_bpe(["the lake is blue", "a lake"] * 9, 270, False)
     old = load_vocabulary("tokenizer.json", content=base)
-    extended = extend_vocabulary(old, [["the kinase of a kinase"] * 3], 20)[0].content
+    extended = extend_vocabulary(old, ["the kinase of a kinase"] * 3, 20)[0].content
     engine = tokenizers.Tokenizer.from_str(extended.decode())
     engine.add_tokens(["blau größe"])
     pieces = find_new_pieces(old, load_vocabulary("tokenizer.json", content=engine.to_str().encode()))

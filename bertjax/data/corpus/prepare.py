@@ -112,12 +112,12 @@ def prepare(
         if used is None:
             if lower_case is None:  # Byte-level BPE vocabularies are usually cased.
                 lower_case = vocabulary_kind != BPE
-            samples = sample_training_data(sources, vocabulary_kind, lower_case, pool)
-            used = learn_vocabulary(samples, kind=vocabulary_kind, size=vocabulary_size, lower_case=lower_case)
+            data = sample_training_data(sources, vocabulary_kind, lower_case, pool)
+            used = learn_vocabulary(data, kind=vocabulary_kind, size=vocabulary_size, lower_case=lower_case)
             settings["vocabulary_size"] = vocabulary_size
         elif add_pieces:
-            samples = sample_training_data(sources, extended_kind(used), used.lower_case, pool)
-            used, extension["added_pieces"] = extend_vocabulary(used, samples, add_pieces)
+            data = sample_training_data(sources, extended_kind(used), used.lower_case, pool)
+            used, extension["added_pieces"] = extend_vocabulary(used, data, add_pieces)
             settings["add_pieces"] = add_pieces
         entries = run(sources, used, heldout_fraction, folder, pool)
         with (folder / store.array_file("train", "tokens")).open("rb") as file:

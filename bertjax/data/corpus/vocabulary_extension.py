@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import BPE, BYTE_LEVEL_START, CONTINUATION, TOKENIZER_JSON, WORDPIECE, Vocabulary
-from bertjax.data.corpus.vocabulary_training import word_counts, wordpieces
+from bertjax.data.corpus.vocabulary_training import wordpieces
 from bertjax.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -35,17 +35,15 @@ def extended_kind(vocabulary: Vocabulary) -> str:
 
 
 def extend_vocabulary(
-    base: Vocabulary, samples: Iterable[Counter[str] | list[str]], number: int
+    base: Vocabulary, data: Counter[str] | list[str], number: int
 ) -> tuple[Vocabulary, dict[str, float]]:
     """Appends at most `number` pieces to a vocabulary. The old pieces retain their ids.
 
-    `samples` are the results of `training_data` for `extended_kind(base)`, in order. Also returns the value of
-    `added_pieces` in the manifest.
+    `data` is `training_data` for `extended_kind(base)`. Also returns the value of `added_pieces` in the manifest.
     """
-    is_wordpiece = base.kind == WORDPIECE
-    counts = word_counts(samples) if is_wordpiece else _byte_level_words(base, itertools.chain.from_iterable(samples))
+    counts = data if isinstance(data, Counter) else _byte_level_words(base, data)
     logger.info(f"adding up to {number:,} pieces from {len(counts):,} distinct words")
-    if is_wordpiece:
+    if base.kind == WORDPIECE:
         lines = "".join(f"{piece}\n" for piece in added_pieces(base, number, counts))
         content = base.content.removesuffix(b"\n") + b"\n" + lines.encode()
     else:

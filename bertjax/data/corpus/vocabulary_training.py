@@ -52,39 +52,30 @@ def check_size(size: int, kind: str) -> None:
 
 def sample_training_data(
     sources: Sequence[readers.Source], kind: str, lower_case: bool, pool: Executor
-) -> Iterator[Counter[str] | list[str]]:
-    """Samples the start of each source. Yields `training_data` of each batch of texts, computed in `pool`."""
+) -> Counter[str] | list[str]:
+    """Samples the start of each source. Returns `training_data` of the sample, computed in `pool`."""
     groups = grouped(_sample(sources, _SAMPLE_CHARS[kind]), _BATCH_CHARS, divide_documents=True)
     calls = ((list(texts), kind, lower_case) for texts in groups)
-    return ordered_map(pool, training_data, calls, _BATCHES_AHEAD)
-
-
-def learn_vocabulary(
-    samples: Iterable[Counter[str] | list[str]], *, kind: str, size: int, lower_case: bool
-) -> Vocabulary:
-    """Trains a vocabulary of at most `size` pieces. It starts with [PAD] [UNK] [CLS] [SEP] [MASK].
-
-    `samples` are the results of `training_data`, in order.
-    """
-    is_wordpiece = kind == WORDPIECE
-    data: Any = word_counts(samples) if is_wordpiece else list(itertools.chain.from_iterable(samples))
-    if not data:
-        raise BertjaxError("the inputs contain no text to train a vocabulary on; check the --input specs")
-    unit = "distinct words" if is_wordpiece else "sentences"
-    logger.info(f"training a vocabulary of {size:,} pieces from {len(data):,} {unit}")
-    if is_wordpiece:
-        content = "".join(f"{piece}\n" for piece in wordpieces(data, size)).encode()
-    else:
-        content = (byte_level_bpe if kind == BPE else sentencepiece_model)(data, size, lower_case)
-    return load_vocabulary(VOCABULARY_FILES[TOKENIZER_JSON if kind == BPE else kind], lower_case, content)
-
-
-def word_counts(samples: Iterable[Counter[str] | list[str]]) -> Counter[str]:
-    """Returns the sums of the word counts of all samples."""
+    samples = ordered_map(pool, training_data, calls, _BATCHES_AHEAD)
+    if kind != WORDPIECE:
+        return list(itertools.chain.from_iterable(samples))
     counts: Counter[str] = Counter()
     for words in samples:
         counts.update(words)
     return counts
+
+
+def learn_vocabulary(data: Counter[str] | list[str], *, kind: str, size: int, lower_case: bool) -> Vocabulary:
+    """Trains a vocabulary of at most `size` pieces, starting with `SPECIAL_PIECES`, on `training_data`."""
+    if not data:
+        raise BertjaxError("the inputs contain no text to train a vocabulary on; check the --input specs")
+    unit = "distinct words" if kind == WORDPIECE else "sentences"
+    logger.info(f"training a vocabulary of {size:,} pieces from {len(data):,} {unit}")
+    if isinstance(data, Counter):
+        content = "".join(f"{piece}\n" for piece in wordpieces(data, size)).encode()
+    else:
+        content = (byte_level_bpe if kind == BPE else sentencepiece_model)(data, size, lower_case)
+    return load_vocabulary(VOCABULARY_FILES[TOKENIZER_JSON if kind == BPE else kind], lower_case, content)
 
 
 def ordered_map(

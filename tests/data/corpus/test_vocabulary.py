@@ -128,7 +128,7 @@ def test_pieces_that_save_the_most_tokens_are_first(vocabulary):
 def test_unknown_characters_get_pieces(vocabulary):
     counts = Counter({"λ": 4, "river": 30} | {f"{letter}λ": 2 for letter in "abcdefgh"})
     base = load_vocabulary(vocabulary)
-    new, entry = extend_vocabulary(base, [counts], 9)
+    new, entry = extend_vocabulary(base, counts, 9)
     assert {"λ", "##λ"} <= {*new.pieces} and entry["unknown_words_before"] == 0.4
     assert entry["unknown_words_after"] == 0
     # A piece for λ or μ counts as a saving, although the word stays unknown until both characters have pieces.
@@ -153,7 +153,7 @@ def moved_special_tokens(content: bytes) -> bytes:
 def test_added_merges_continue_the_training_of_byte_level_bpe(layout):
     text = random_sentences()
     base = load_vocabulary("tokenizer.json", content=layout(byte_level_bpe(text, 300, False)))
-    new, entry = extend_vocabulary(base, [text[:300], text[300:]], 100)
+    new, entry = extend_vocabulary(base, text, 100)
     assert new.pieces[:300] == base.pieces and new.size == 400 and new.special_ids == base.special_ids
     # The order of pairs with the same frequency may differ.
     trained = load_vocabulary("tokenizer.json", content=byte_level_bpe(text, 400, False))
@@ -164,7 +164,7 @@ def test_added_merges_continue_the_training_of_byte_level_bpe(layout):
     rates = [entry["pieces_per_word_before"], entry["pieces_per_word_after"]]
     assert counts[:2] == pytest.approx([words * rate for rate in rates], rel=1e-3)
     assert Tokenizer(new).encode_with_special("[MASK]") == [base.mask_id]
-    assert extend_vocabulary(base, [["a"]], 100)[0].sha256 == base.sha256
+    assert extend_vocabulary(base, ["a"], 100)[0].sha256 == base.sha256
 
 
 def test_text_with_few_useful_pieces_yields_fewer_than_requested(tmp_path, vocabulary):
