@@ -11,7 +11,7 @@ import numpy as np
 
 from bertjax.data.finetuning.cells import is_number, label_key, minus_one_problem, sort_labels, spelling_problem
 from bertjax.data.finetuning.labeled_text import Target, is_multi_hot
-from bertjax.data.finetuning.tables import ReadStats, Row, escape_line, read_table
+from bertjax.data.finetuning.tables import LINE_ESCAPES, ReadStats, Row, read_table
 from bertjax.data.finetuning.tagged import TaggedText, read_tagged_rows
 from bertjax.errors import UsageError, listed, quoted
 from bertjax.metrics.classification import METRICS_OF_KIND
@@ -177,7 +177,7 @@ class TextTask(RowsTask):
             texts = [data.label_separator.join(itertools.compress(self.labels, row)) for row in predictions]
         else:
             texts = [self.labels[value] if self.labels else f"{value:.6g}" for value in predictions]
-        lines = "".join(f"{escape_line(text)}\n" for text in texts)
+        lines = "".join(f"{text.translate(LINE_ESCAPES)}\n" for text in texts)
         return [write_atomic(folder / "predictions.tsv", "prediction\n" + lines)]
 
 

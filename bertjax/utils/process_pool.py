@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 from bertjax.errors import BertjaxError
 
@@ -21,18 +20,15 @@ def available_cores() -> int:
 
 @contextlib.contextmanager
 def process_pool(
-    workers: int,
-    worker_died: BertjaxError,
-    initializer: Callable[..., object] | None = None,
-    *initargs: Any,
+    workers: int, worker_died: BertjaxError, initializer: Callable[[], object] | None = None
 ) -> Iterator[ProcessPoolExecutor]:
     """Yields a process pool whose workers ignore Ctrl-C and exit with their parent.
 
-    Raises the error `worker_died` if a worker crashes or is killed. Each new worker calls `initializer(*initargs)`.
+    Raises the error `worker_died` if a worker crashes or is killed. Each new worker calls `initializer`.
     """
     # Do not fork, because the child of a process with TensorFlow's threads can deadlock.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, _initialize, (initializer, *initargs))
+    pool = ProcessPoolExecutor(workers, context, _initialize, (initializer,))
     try:
         yield pool
     except BrokenProcessPool as error:
@@ -43,7 +39,7 @@ def process_pool(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _initialize(initializer: Callable[..., object] | None, *initargs: Any) -> None:
+def _initialize(initializer: Callable[[], object] | None) -> None:
     # Ignore Ctrl-C, which a terminal sends to all processes, because the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if parent := multiprocessing.parent_process():
@@ -51,7 +47,7 @@ def _initialize(initializer: Callable[..., object] | None, *initargs: Any) -> No
     # The workers use all cores, so the package `tokenizers` should not start more threads in every worker.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if initializer:
-        initializer(*initargs)
+        initializer()
 
 
 def _exit_with_parent(parent: BaseProcess) -> None:

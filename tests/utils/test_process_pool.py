@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def test_workers_ignore_ctrl_c():
 
 
 def test_crashed_worker_raises_an_error():
-    with pytest.raises(BertjaxError, match="gone"), process_pool(1, WORKER_DIED, os.umask, 0o27) as pool:
+    with pytest.raises(BertjaxError, match="gone"), process_pool(1, WORKER_DIED, partial(os.umask, 0o27)) as pool:
         assert pool.submit(os.umask, 0).result() == 0o27
         pool.submit(signal.raise_signal, signal.SIGSEGV).result()
 

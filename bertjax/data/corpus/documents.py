@@ -222,9 +222,7 @@ def split_sentences(text: str, layout: str, problems: Counter[str]) -> list[str]
             text = _WIDE_SPACES.sub(" ", text).replace("\x85", "")
         paragraphs = _unwrap(text) if layout == WRAPPED else text.split("\n")
         sentences = [sentence.strip() for p in paragraphs if p for sentence in _segment(p.strip(), problems)]
-    if len(text) <= MAX_SENTENCE_CHARS:
-        return [sentence for sentence in sentences if sentence]
-    return [piece for sentence in sentences if sentence for piece in _split_long(sentence, problems)]
+    return [piece for sentence in sentences for piece in _split_long(sentence, problems)]
 
 
 def with_spaces(sentences: Sequence[str], text: Text) -> list[str]:

@@ -17,6 +17,7 @@ from tokenizers import pre_tokenizers
 
 from bertjax.errors import UsageError, first_line, listed, quoted
 from bertjax.utils.io import AnyPath, as_path, decode_utf8, read_json, unreadable
+from bertjax.utils.json_files import naming
 
 logger = logging.getLogger(__name__)
 
@@ -291,11 +292,9 @@ def open_vocabulary(path: str | os.PathLike) -> Vocabulary:
     path = as_path(path)
     if path.name != ENTRY:
         return load_vocabulary(path)
-    try:
+    with naming(path):
         entry = read_json(path)
         vocabulary = load_entry(path.parent, entry)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise unreadable(path, str(error)) from error
     if vocabulary.sha256 != entry["sha256"]:
         raise UsageError(f"{vocabulary.path} is not the vocabulary of the training run; restore the original file")
     return vocabulary

@@ -43,7 +43,7 @@ class Target:
         A cell such as NaN or None means "missing" and is counted in `stats`, unless it is one of `labels`. In
         multi-label data, an empty cell is not missing: it means no labels.
         """
-        cell, place = row.fields[self.column], self._place(row, stats)
+        cell, place = row.fields[self.column], f"{stats.file} line {row.line}: {self.column}"
         items = read_list(cell, place)
         if items is None:
             text = cell.strip()
@@ -79,7 +79,7 @@ class Target:
         In multi-label data, two or more zeros and ones are a multi-hot vector with one item per label, unless a label
         is named 0 or 1.
         """
-        names, place = self.names(row, stats), self._place(row, stats)
+        names, place = self.names(row, stats), f"{stats.file} line {row.line}: {self.column}"
         if names is None:
             return None
         if self.separator:
@@ -110,9 +110,6 @@ class Target:
             f"{place} is {quoted(name)}, which is not a label; use one of {listed(self.labels)}; for --config text, "
             "you may also name the labels in a JSON file and set --config.data.labels to it"
         )
-
-    def _place(self, row: Row, stats: ReadStats) -> str:
-        return f"{stats.file} line {row.line}: {self.column}"
 
 
 def is_multi_hot(names: Sequence[str]) -> bool:

@@ -17,7 +17,8 @@ from bertjax.utils.io import atomic_file, decode_utf8, unix_newlines
 FORMATS = ("tsv", "csv", "jsonl")
 # Represents a field that is null or NaN.
 NULL = object()
-_ESCAPES = {"\\": r"\\", "\t": r"\t", "\r": r"\r", "\n": r"\n"}
+# Argument of `str.translate` that escapes backslashes, tabs and line breaks, so that a text is one line.
+LINE_ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\r": r"\r", "\n": r"\n"})
 # TSV field that a CSV writer, such as pandas or Excel, has quoted because it contains quotes or a comma.
 _QUOTED = re.compile(r'".*"".*"|"[^"]*,[^"]*"', re.DOTALL)
 # Column of Prodigy files for an annotator's decision about a row, and the decisions against it. Case is ignored.
@@ -299,8 +300,3 @@ def as_text(value: Any, column: str) -> Any:
 def replace_surrogates(text: str) -> str:
     """Replaces each unpaired surrogate, which UTF-8 cannot encode, by U+FFFD. The length does not change."""
     return _SURROGATES.sub("\ufffd", text)
-
-
-def escape_line(text: str) -> str:
-    r"""Escapes tabs, line breaks and backslashes as `\t`, `\r`, `\n` and `\\`."""
-    return re.sub(r"[\\\t\r\n]", lambda match: _ESCAPES[match[0]], text)

@@ -39,8 +39,6 @@ PACKED_BATCH: Schema = (
     *PREDICTIONS,
     ArraySpec("next_sentence_labels", ("sequences",), num_values="labels", padding=-1),
 )
-# A language model predicts every token, so its batches do not list predicted positions.
-LANGUAGE_MODEL_BATCH: Schema = SEQUENCE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +59,8 @@ class RowFormat:
 
     @property
     def schema(self) -> Schema:
-        """Schema of a batch."""
-        return (PACKED_BATCH if self.packed else MASKED_LM_BATCH) if self.masked else LANGUAGE_MODEL_BATCH
+        """Schema of a batch. A language model predicts every token, so its batches do not list positions."""
+        return (PACKED_BATCH if self.packed else MASKED_LM_BATCH) if self.masked else SEQUENCE
 
 
 @dataclasses.dataclass(frozen=True)
