@@ -105,12 +105,9 @@ def _one_line_errors(address: str) -> Iterator[None]:
 def _matches_hash(file: Path) -> bool:
     """Returns whether the content of a cached file has the hash that the cache uses as its name."""
     blob = Path(os.path.realpath(file))
-    if len(blob.name) == 64:
-        digest = hashlib.sha256()
-    elif len(blob.name) == 40:
-        # The cache names files that are not in Git LFS by their Git blob hash.
-        digest = hashlib.sha1(b"blob %d\0" % blob.stat().st_size)
-    else:
+    # The cache names files in Git LFS by their SHA-256, and other files by their Git blob hash.
+    digests = {64: hashlib.sha256(), 40: hashlib.sha1(b"blob %d\0" % blob.stat().st_size)}
+    if (digest := digests.get(len(blob.name))) is None:
         return True
     with open(blob, "rb") as content:
         return hashlib.file_digest(content, lambda: digest).hexdigest() == blob.name
