@@ -165,8 +165,7 @@ def _ignored_parts(engine: Tokenizer, tokenizer: dict[str, Any], special_ids: di
     model = {**built["model"], "vocab": {built["model"]["unk_token"]: 0}}
     probe = {**built, "model": model, "added_tokens": [], "post_processor": tokenizer.get("post_processor")}
     rows = Tokenizer.from_str(json.dumps(probe))
-    is_other_row = (*_separators(rows, special_ids), _second_segment(rows, 1)) != (1, 1, 1)
-    return names + ["post_processor"] * is_other_row
+    return names + ["post_processor"] * (_row_form(rows, special_ids) != (1, 1, 1))
 
 
 def _add_tokens(engine: Tokenizer, folder: Path, config: dict[str, Any], tokenizer: dict[str, Any]) -> dict[str, str]:
@@ -232,13 +231,12 @@ def _find_special_ids(engine: Tokenizer, folder: Path, tokens: dict[str, str]) -
 def _read_template(
     engine: Tokenizer, special_ids: dict[str, int], has_segments: bool, returns_segments: bool
 ) -> tuple[int, int, bool, str]:
-    """Returns the counts of `_separators`, `Architecture.pair_segments`, and a note for the user ("": none).
+    """Returns the counts of `_row_form`, `Architecture.pair_segments`, and a note for the user ("": none).
 
     The first count is 0 if pairs are not supported. `has_segments` says whether the model has several segments, and
     `returns_segments` whether the tokenizer returns them.
     """
-    middle, end = _separators(engine, special_ids)
-    pair, segment = engine.encode("a", "b"), _second_segment(engine, end)
+    (middle, end, segment), pair = _row_form(engine, special_ids), engine.encode("a", "b")
     unsupported = "pairs of texts are not supported: their "
     if not middle:
         return 0, end, True, f"{unsupported}rows are {' '.join(pair.tokens)}, not [CLS] a [SEP] b [SEP]"
@@ -252,11 +250,12 @@ def _read_template(
     return middle, end, segment == 1, ""
 
 
-def _separators(engine: Tokenizer, special_ids: dict[str, int]) -> tuple[int, int]:
-    """Returns the number of [SEP] tokens between the two texts of a pair, and at the end of a row.
+def _row_form(engine: Tokenizer, special_ids: dict[str, int]) -> tuple[int, int, int | None]:
+    """Returns the number of [SEP] between the texts of a pair and at the end of a row, and the second text's segment.
 
     The first number is 0 (pairs are unsupported) unless a pair is encoded as [CLS] A [SEP]... B [SEP]. The second
-    number is -1 unless a single text is encoded as [CLS] A [SEP] or [CLS] A.
+    number is -1 unless a single text is encoded as [CLS] A [SEP] or [CLS] A. The segment is None if it is not 0 or 1,
+    or if other tokens than those of the second text and its [SEP] are not in segment 0.
     """
     cls, sep = special_ids["cls"], special_ids["sep"]
     texts = [engine.encode(text, add_special_tokens=False).ids for text in "ab"]
@@ -264,17 +263,10 @@ def _separators(engine: Tokenizer, special_ids: dict[str, int]) -> tuple[int, in
     num_end = next((count for count in (0, 1) if single == [cls, *texts[0], *[sep] * count]), -1)
     num_middle = len(pair) - len(single) - len(texts[1])
     expected = [cls, *texts[0], *[sep] * num_middle, *texts[1], *[sep] * num_end]
-    return (num_middle if pair.ids == expected else 0), num_end
-
-
-def _second_segment(engine: Tokenizer, num_end: int) -> int | None:
-    """Returns the segment of the second text of a pair and its `num_end` [SEP], or None if it is not 0 or 1.
-
-    Also returns None if other tokens are not in segment 0.
-    """
-    ids, num_second = engine.encode("a", "b").type_ids, len(engine.encode("b", add_special_tokens=False)) + num_end
-    num_first = len(ids) - num_second
-    return next((segment for segment in (0, 1) if ids == [0] * num_first + [segment] * num_second), None)
+    num_second = len(texts[1]) + num_end
+    segments = [[0] * (len(pair) - num_second) + [segment] * num_second for segment in (0, 1)]
+    segment = segments.index(pair.type_ids) if pair.type_ids in segments else None
+    return (num_middle if pair.ids == expected else 0), num_end, segment
 
 
 def _standard_vocabulary(engine: Tokenizer, folder: Path, special_ids: dict[str, int]) -> Vocabulary | None:
@@ -341,6 +333,6 @@ def write_tokenizer(vocabulary: Vocabulary | None, config: ModelConfig, folder: 
     write_json(folder / CONFIG, tokenizer_config)
     write_json(folder / _SPECIAL_TOKENS, special_tokens)
     is_json = vocabulary.kind == TOKENIZER_JSON
-    if is_json and config.has_pair_segments and not _second_segment(vocabulary.engine(), vocabulary.end_separators):
+    if is_json and config.has_pair_segments and not _row_form(vocabulary.engine(), ids)[2]:
         return ["in AutoTokenizer, both texts of a pair have segment 0, but the model uses segment 1 for the second"]
     return []
