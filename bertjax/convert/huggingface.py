@@ -140,8 +140,8 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     if dtypes - {"float32"}:
         notes.append(f"converted weights from {', '.join(sorted(dtypes))} to float32")
     if output_kind == CLASSES:
-        activation = sentence_transformers.cross_encoder_activation(root, hf_config)
-        if functions := sentence_transformers.cross_encoder_functions(root, activation, len(labels)):
+        activation, functions = sentence_transformers.read_cross_encoder(root, hf_config, len(labels))
+        if functions:
             notes.append(f"predict does not apply {' and '.join(functions)}, unlike CrossEncoder")
         if len(labels) == 1:
             # As in transformers, a single output means regression.

@@ -79,27 +79,22 @@ def module_paths(folder: AnyPath, class_name: str = "") -> dict[str, str]:
     return paths if is_inside else {}
 
 
-def cross_encoder_activation(folder: Path, config: Mapping[str, Any]) -> str:
-    """Returns the class of the activation that `CrossEncoder` applies to logits ("": the default).
+def read_cross_encoder(folder: Path, config: Mapping[str, Any], num_labels: int) -> tuple[str, list[str]]:
+    """Returns the class of the activation that `CrossEncoder` applies to logits ("": the default), and what it applies.
 
-    `config` is the model's `config.json`.
+    The second result describes activation, prompt and lower-casing, if any. `config` is the model's `config.json`.
     """
     nested, own = config.get("sentence_transformers"), read_object(folder / _PROMPTS, optional=True)
     sources = (own, nested if isinstance(nested, dict) else {})
     values = [source.get("activation_fn") for source in sources] + [config.get("sbert_ce_default_activation_function")]
-    return next((str(value) for value in values if value), "")
-
-
-def cross_encoder_functions(folder: Path, activation: str, num_labels: int) -> list[str]:
-    """Describes the activation, prompt and lower-casing that sentence-transformers' `CrossEncoder` applies, if any."""
-    activation = activation or ("torch.nn.Sigmoid" if num_labels == 1 else "")
-    own = read_object(folder / _PROMPTS, optional=True)
+    activation = next((str(value) for value in values if value), "")
+    applied = activation or ("torch.nn.Sigmoid" if num_labels == 1 else "")
     prompt = (own.get("prompts") or {}).get(own.get("default_prompt_name"))
-    functions = [] if not activation or activation.endswith(".Identity") else [f"{activation} to logits"]
+    functions = [] if not applied or applied.endswith(".Identity") else [f"{applied} to logits"]
     functions += [f"the prompt {prompt!r} to texts"] * bool(prompt)
     # Read the module's config only if modules.json exists, as CrossEncoder does.
     _, transformer = _transformer_config(transformer_folder(folder)) if (folder / MODULES).exists() else (folder, {})
-    return functions + ["lower-casing to texts"] * bool(transformer.get("do_lower_case"))
+    return activation, functions + ["lower-casing to texts"] * bool(transformer.get("do_lower_case"))
 
 
 def read(folder: AnyPath, config: ModelConfig, is_workdir: bool = False) -> SentenceEmbedder | None:
