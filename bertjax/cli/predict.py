@@ -1,7 +1,6 @@
 """`bertjax evaluate`, `predict`, `ensemble` and `submission`: metrics and predictions of trained models."""
 
 import argparse
-import functools
 import itertools
 import json
 import logging
@@ -135,9 +134,8 @@ def ensemble(args: argparse.Namespace) -> None:
     from bertjax.training.checkpoint_config import choose_split
 
     checkpoints = [find_checkpoint(path) for path in args.checkpoint]
-    read_config = functools.partial(config_for_checkpoint, args)
-    metrics = run(checkpoints, lambda checkpoint: choose_split(read_config(checkpoint), args.split), args.output)
-    print(json.dumps(metrics))
+    configs = [choose_split(config_for_checkpoint(args, checkpoint), args.split) for checkpoint in checkpoints]
+    print(json.dumps(run(checkpoints, configs, args.output)))
 
 
 @command(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,12 @@ logger = logging.getLogger(__name__)
 _Outputs = list[dict[str, np.ndarray]]
 
 
-def ensemble(
-    checkpoints: Sequence[epath.Path], read_config: Callable[[epath.Path], RunConfig], folder: str
-) -> dict[str, Any]:
+def ensemble(checkpoints: Sequence[epath.Path], configs: Sequence[RunConfig], folder: str) -> dict[str, Any]:
     """Averages the logits of several models, writes the predictions and `results.json`, and returns the metrics.
 
     Logits are averaged instead of probabilities, because SQuAD compares span scores from different windows of a
-    passage. Models may differ in size. `read_config` returns the prediction config of a checkpoint. In the result,
-    `members` contains the fingerprint and metrics of each model. Without labels, there are no metrics.
+    passage. Models may differ in size. `configs` are their prediction configs. In the result, `members` contains the
+    fingerprint and metrics of each model. Without labels, there are no metrics.
     """
     if len(checkpoints) < 2:
         raise UsageError("an ensemble needs several checkpoints; repeat --checkpoint")
@@ -40,13 +38,13 @@ def ensemble(
     fingerprints = [saved_fingerprint(checkpoint) for checkpoint in checkpoints]
     if len({*fingerprints}) < len(fingerprints):
         raise UsageError(f"members with the same parameters: {listed(checkpoints)}; use different checkpoints")
-    first = build_prediction_task(read_config(checkpoints[0]))
+    first = build_prediction_task(configs[0])
     create_output(first, folder)
     mean: _Outputs = []
     members = []
-    for number, (checkpoint, fingerprint) in enumerate(zip(checkpoints, fingerprints, strict=True), 1):
+    for number, (checkpoint, config, fingerprint) in enumerate(zip(checkpoints, configs, fingerprints, strict=True), 1):
         logger.info(f"ensemble member {number} of {len(checkpoints)}: {checkpoint}")
-        task = first if number == 1 else build_prediction_task(read_config(checkpoint))
+        task = first if number == 1 else build_prediction_task(config)
         compared = _compared(task)
         if changed := [name for name, value in _compared(first).items() if value != compared[name]]:
             raise UsageError(

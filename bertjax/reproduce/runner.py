@@ -179,8 +179,8 @@ def _execute(run: Run, results: str) -> dict[str, Any]:
     folder = f"{results}/{run.name}"
     if run.members:
         checkpoints = [find_checkpoint(member.checkpoint(results)) for member in run.members]
-        metrics = ensemble(checkpoints, lambda path: choose_split(checkpoint_config(path, []), SPLITS[0]), folder)
-        return {"stopped": False, **metrics}
+        configs = [choose_split(checkpoint_config(checkpoint, []), SPLITS[0]) for checkpoint in checkpoints]
+        return {"stopped": False, **ensemble(checkpoints, configs, folder)}
     init_from = _initial_checkpoint(run, results)
     if run.seeds:
         return sweep(run.config, run.overrides, (), run.seeds, folder, init_from, add_guide_vectors)
