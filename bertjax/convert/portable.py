@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import numpy as np
 from etils import epath
 
@@ -30,6 +31,7 @@ from bertjax.model.models import (
     MODELS,
     EncoderModel,
     PretrainingModel,
+    build_model,
     model_description,
 )
 from bertjax.presets import finetuning_config, pretraining_config
@@ -80,11 +82,6 @@ class PortableCheckpoint:
     description: dict[str, Any] | None = None
 
     @property
-    def output_layer(self) -> OutputLayer | None:
-        """Content of `output_layer.json`; None if the model has no output layer."""
-        return OutputLayer(self.output_kind, self.labels, activation=self.activation) if self.output_kind else None
-
-    @property
     def num_outputs(self) -> int:
         """Width of the output layer (0: no output layer)."""
         return self.params[f"{CLASSIFIER}/bias"].shape[0] if self.output_kind else 0
@@ -105,6 +102,14 @@ class PortableCheckpoint:
         heads = {POOLER, MASKED_LM, NEXT_SENTENCE} if self.config.type_vocab_size > 1 else {MASKED_LM}
         is_complete = heads <= self.modules
         return model_description(PretrainingModel(self.config) if is_complete else EncoderModel(self.config))
+
+    @property
+    def model(self) -> nn.Module:
+        """Flax module of the checkpoint, or an `EncoderModel` if the checkpoint's head is unknown."""
+        try:
+            return build_model(self.model_description, self.config)
+        except UsageError:
+            return EncoderModel(self.config)
 
     @property
     def size(self) -> str:
@@ -235,7 +240,8 @@ def write_workdir(checkpoint: PortableCheckpoint, folder: Path) -> list[str]:
     """Writes a workdir that contains the checkpoint, for example for `--init_from`. Returns [] (no notes)."""
     if checkpoint.vocabulary is None:
         raise missing_vocabulary(checkpoint.source)
-    layer = checkpoint.output_layer
+    kind = checkpoint.output_kind
+    layer = OutputLayer(kind, checkpoint.labels, activation=checkpoint.activation) if kind else None
     run_config = finetuning_config(OUTPUT_KINDS[layer.kind].task) if layer else pretraining_config()
     for name, value in vars(checkpoint.config).items():
         run_config.model[name] = value

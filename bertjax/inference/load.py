@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,8 @@ from bertjax.convert.portable import PortableCheckpoint
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.errors import UsageError, quoted
-from bertjax.model.config import ModelConfig
 from bertjax.model.encoder import ENCODER, Encoder
 from bertjax.model.heads import LmHead
-from bertjax.model.models import EncoderModel, build_model
 from bertjax.model.partitioning import resolve_auto
 from bertjax.tasks.finetuning.output_layer import CLASSES, read_output_layer
 from bertjax.tasks.squad import SquadData
@@ -100,11 +98,6 @@ class LoadedModel(PortableCheckpoint):
         return Tokenizer(self.vocabulary)
 
     @functools.cached_property
-    def model(self) -> nn.Module:
-        """Flax module of the checkpoint, or an `EncoderModel` if the checkpoint's head is unknown."""
-        return build_known_model(self.model_description, self.config)
-
-    @functools.cached_property
     def apply(self) -> Callable[[Batch], Any]:
         """Function that runs the jitted `model` on a NumPy batch and returns its outputs as NumPy arrays."""
         model = self.model
@@ -139,14 +132,6 @@ class LoadedModel(PortableCheckpoint):
 
     def _jit(self, function: Callable[[Any, dict[str, jax.Array]], Any]) -> Callable[[Batch], Any]:
         return jit_on_mesh(function, self.nested_params, self.mesh)
-
-
-def build_known_model(model_description: Mapping[str, Any], config: ModelConfig) -> nn.Module:
-    """Builds the Flax module of a checkpoint. Returns an `EncoderModel` if the kind of model is unknown."""
-    try:
-        return build_model(model_description, config)
-    except UsageError:
-        return EncoderModel(config)
 
 
 def load_model(
@@ -231,7 +216,7 @@ def _from_portable(checkpoint: PortableCheckpoint, path: str, mesh: Mesh, defaul
     # Tracing the model takes 0.3 s. It is needed only for the shardings of several devices, and to find unknown
     # parameters, which only checkpoints in bertjax's format may contain.
     if mesh.size > 1 or checkpoint.description is not None:
-        shardings = _shardings(build_known_model(checkpoint.model_description, checkpoint.config), mesh)
+        shardings = _shardings(checkpoint.model, mesh)
         modules = {name.partition("/")[0] for name in shardings}
         for name in checkpoint.params.keys() - shardings.keys():
             if name.partition("/")[0] in modules:
