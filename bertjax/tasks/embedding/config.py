@@ -13,7 +13,8 @@ from bertjax.config.optimizer import OptimizerConfig
 from bertjax.data.finetuning.dataset_rows import HUB_PREFIX, hub_columns, read_hub
 from bertjax.data.finetuning.tables import ReadStats, Row, column_names, read_table
 from bertjax.errors import UsageError, listed
-from bertjax.model.config import AUTO, LSTM
+from bertjax.model.config import AUTO, LSTM, ModelConfig
+from bertjax.model.models import EmbeddingModel
 from bertjax.tasks.embedding import sentence_transformers
 from bertjax.tasks.embedding.sentence_embedder import Layer, Pooling, SentenceEmbedder, activation_name
 from bertjax.tasks.finetuning.config import FinetuningConfig, FinetuningData
@@ -180,18 +181,6 @@ class EmbedOptions(LossOptions):
     dense: int = bounded(0, at_least=0)
     dense_activation: str = bounded(AUTO, choices=(AUTO, *DENSE_ACTIVATIONS.values()))
 
-    @property
-    def pooling_mode(self) -> str:
-        return self.pooling.replace(AUTO, "mean")
-
-    @property
-    def is_normalized(self) -> bool:
-        return self.normalize != "false"
-
-    @property
-    def activation(self) -> str:
-        return self.dense_activation.replace(AUTO, "identity")
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if not all(isinstance(dim, int) and dim > 0 for dim in self.dims):
@@ -203,6 +192,12 @@ class EmbedOptions(LossOptions):
             if value != option.default and name not in LOSSES[self.loss].options:
                 losses = ", ".join(loss for loss, spec in LOSSES.items() if name in spec.options)
                 raise UsageError(f"config.embed.{name}={value} has no effect with loss={self.loss}; it is for {losses}")
+
+    def make_model(self, config: ModelConfig) -> EmbeddingModel:
+        """Builds the Flax module. Options that are `auto` have its defaults."""
+        options: dict[str, Any] = {"pooling": self.pooling, "dense_activation": self.dense_activation}
+        options = {name: value for name, value in options.items() if value != AUTO}
+        return EmbeddingModel(config, dense=self.dense, normalize=self.normalize != "false", **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,16 +268,16 @@ class EmbedConfig(FinetuningConfig):
 
         `width` is the hidden size. `dense` contains `kernel` and `bias` of the dense layer, or is empty without one.
         """
-        data, embed = self.data, self.embed
-        mode = next(name for name, pooling in POOLINGS.items() if pooling == embed.pooling_mode)
+        data, model = self.data, self.embed.make_model(self.model)
+        mode = next(name for name, pooling in POOLINGS.items() if pooling == model.pooling)
         field = sentence_transformers.POOLING_FIELDS[mode]
         modules: list[Pooling | Layer] = [Pooling({"word_embedding_dimension": width, field: True}, (mode,))]
-        if embed.dense:
-            activation = next(name for name, value in DENSE_ACTIVATIONS.items() if value == embed.activation)
-            sizes = {"in_features": width, "out_features": embed.dense, "bias": True}
+        if model.dense:
+            activation = next(name for name, value in DENSE_ACTIVATIONS.items() if value == model.dense_activation)
+            sizes = {"in_features": width, "out_features": model.dense, "bias": True}
             arrays = {"linear.weight": dense["kernel"].T, "linear.bias": dense["bias"]}
             modules.append(Layer("Dense", {**sizes, "activation_function": f"torch.nn.{activation}"}, arrays))
-        if embed.is_normalized:
+        if model.normalize:
             modules.append(Layer("Normalize", {}, {}))
         prompts, default_name = data.prompts, ""
         if default := prompts.pop("scored"):
@@ -290,7 +285,7 @@ class EmbedConfig(FinetuningConfig):
             prompts[default_name] = default
         return SentenceEmbedder(
             tuple(modules),
-            embed.dense or width,
+            model.dense or width,
             max(data.lengths),
             prompts=prompts,
             default_prompt=default_name,

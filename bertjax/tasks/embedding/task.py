@@ -19,7 +19,6 @@ from bertjax.errors import UsageError, listed
 from bertjax.metrics.metric import Metric
 from bertjax.metrics.nearest import unit_rows
 from bertjax.model.config import ModelConfig
-from bertjax.model.models import EmbeddingModel
 from bertjax.tasks.embedding.config import EmbedConfig
 from bertjax.tasks.embedding.evaluation import EvalSet, ScoredPairs, read_eval_sets
 from bertjax.tasks.finetuning.task import FinetuningTask
@@ -103,7 +102,7 @@ class EmbedTask(FinetuningTask):
 
     def make_objective(self, model: ModelConfig) -> Embedding:
         embed = self.config.embed
-        module = EmbeddingModel(model, embed.pooling_mode, embed.dense, embed.activation, embed.is_normalized)
+        module = embed.make_model(model)
         if wrong := [dim for dim in embed.dims if dim > module.width]:
             raise UsageError(
                 f"config.embed.dims contains {wrong[0]}; use 1 to {module.width}, the width of the vectors"
