@@ -106,19 +106,26 @@ def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, A
         return results
 
 
-def load_best(workdir: epath.Path, checkpoints: Checkpoints, state: TrainState) -> tuple[epath.Path, Any]:
+def load_best(
+    workdir: epath.Path, checkpoints: Checkpoints, state: TrainState, history: EvaluationHistory
+) -> tuple[epath.Path, Any]:
     """Returns the checkpoint with the highest score, or the newest without scores, and its parameters.
 
-    Moves damaged checkpoints aside. `state` is the last train state, which was saved.
+    Moves damaged checkpoints aside, and warns if the checkpoint with the highest score of `history` is missing. `state`
+    is the last train state, which was saved.
     """
-    while True:
-        checkpoint = find_checkpoint(workdir)
-        if int(checkpoint.name) == int(state.step):
-            return checkpoint, state.eval_params
-        try:
-            return checkpoint, load_params(checkpoint, state.eval_params)
-        except BertjaxError as error:
-            checkpoints.move_aside(int(checkpoint.name), error)
+    checkpoint = find_checkpoint(workdir)
+    is_last = int(checkpoint.name) == int(state.step)
+    try:
+        params = state.eval_params if is_last else load_params(checkpoint, state.eval_params)
+    except BertjaxError as error:
+        checkpoints.move_aside(int(checkpoint.name), error)
+        return load_best(workdir, checkpoints, state, history)
+    score = history.score_at(int(checkpoint.name))
+    if score != history.best_score:  # Without scores, both are None.
+        missing = "the checkpoint with the best score is missing"
+        logger.warning(f"{missing}, so results are from {checkpoint} (score {score})")
+    return checkpoint, params
 
 
 def write_results(

@@ -1,4 +1,4 @@
-"""Training loop of all tasks: start from a checkpoint, logging, evaluation, checkpoints and profiling."""
+"""Training loop of all tasks, with logs, evaluations, checkpoints and profiles."""
 
 import contextlib
 import logging
@@ -14,21 +14,18 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bertjax.errors import BertjaxError, DivergenceError, UsageError
-from bertjax.model.models import EmbeddingModel
 from bertjax.tasks.task import Task
-from bertjax.training.checkpoint import restore_opt_state, saved_fingerprint, workdir_of
-from bertjax.training.compatibility import check_vocabulary, reusable_outputs, source_of
+from bertjax.training.compatibility import check_vocabulary
 from bertjax.training.evaluation import evaluate
 from bertjax.training.metrics import evaluation_metrics, import_tracker
 from bertjax.training.multihost import raise_on_all_hosts
-from bertjax.training.new_pieces import NewPieces
 from bertjax.training.optimizer import describe_head_steps, make_optimizer, make_schedule
-from bertjax.training.parameters import load_params
 from bertjax.training.preemption import Heartbeat, stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
 from bertjax.training.results import EvaluationHistory, load_best, read_log, write_results
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
+from bertjax.training.start import check_resume, init_from_checkpoint
 from bertjax.training.step import (
     TrainState,
     abstract_state,
@@ -38,7 +35,7 @@ from bertjax.training.step import (
     metric_means,
     random_key,
 )
-from bertjax.training.workdir import open_workdir, saved_init_fingerprint
+from bertjax.training.workdir import open_workdir
 
 logger = logging.getLogger(__name__)
 
@@ -114,12 +111,12 @@ def train(
         init = partial(make_init_state(task.objective, optimizer, mesh), random_key(config.seed, "init"))
         state = checkpoints.restore_latest(state_shapes, init)  # `init` fills fields that a checkpoint lacks.
         if state is not None:
-            _check_resume(task, workdir, int(state.step), init_from)
+            check_resume(task, workdir, int(state.step), init_from)
         elif init_from is None:
             state = init()
             logger.info("starting at step 0 with random parameters, because --init_from is not set")
         else:
-            state = _init_from(init_from, init(), task, new_pieces, state_shapes if keep_optimizer else None)
+            state = init_from_checkpoint(init_from, init(), task, new_pieces, state_shapes if keep_optimizer else None)
         step = int(state.step)  # number of updates so far, and index of the next step
         # Lines of `metrics.jsonl` up to `step`. `Progress` deletes later lines, because this run logs them again.
         logged = read_log(task, workdir, step) if step else []
@@ -133,8 +130,8 @@ def train(
             out_shardings=replicated(mesh),
         )()
 
-        # A checkpoint stores the score of its step. So with a score, evaluate before saving. Otherwise, as in
-        # pre-training, save first, because a preempted host may lack the time to evaluate; the resumed run evaluates.
+        # A checkpoint stores the score of its step, so with a score, evaluate before saving. Without a score, as in
+        # pre-training, save first, because a preempted host may lack the time to evaluate. The resumed run evaluates.
         has_score = task.best_metric is not None
 
         def save(state: TrainState, step: int) -> None:
@@ -187,8 +184,8 @@ def train(
                 state = _log_and_reset(task, state, step, progress)
             if done or stopped or step % task.checkpoint_every == 0 or history.is_best_at(step):
                 save(state, step)
-            if not (has_score or stopped):
-                evaluate_if_due(state, step)
+            if not stopped:
+                evaluate_if_due(state, step)  # This returns at once if the step has been evaluated.
 
         checkpoints.wait()
         if stopped:
@@ -197,46 +194,11 @@ def train(
         heartbeat(math.inf)  # Suspend the watchdog: after a resume at the last step, verifying the data may take hours.
         _check_data_files(task, wait=True)
         heartbeat()
-        checkpoint, params = load_best(workdir, checkpoints, state)  # This moves damaged checkpoints aside.
-        score = history.score_at(int(checkpoint.name))
-        if score != history.best_score:  # That checkpoint is damaged or missing. Without scores, both are None.
-            missing = "the checkpoint with the best score is missing"
-            logger.warning(f"{missing}, so results are from {checkpoint} (score {score})")
+        checkpoint, params = load_best(workdir, checkpoints, state, history)
         progress.plot_curves()
         values = write_results(task, mesh, state, params, workdir, checkpoint, history, progress, heartbeat)
         progress.finish(step, checkpoint)
         return {"step": step, "stopped": False, "checkpoint": str(checkpoint), **values}
-
-
-def _check_resume(task: Task, workdir: epath.Path, step: int, init_from: epath.Path | None) -> None:
-    """Logs that a run is resumed. Raises if its cached features would differ from those before."""
-    note = ""
-    if init_from:
-        note = "; the parameters of --init_from are not loaded"
-        if saved_fingerprint(init_from) != saved_init_fingerprint(workdir):
-            if task.uses_frozen_features:
-                problem = "started from different parameters than --init_from, so cached features would differ"
-                raise UsageError(f"the run of {workdir} {problem}; use the original --init_from or another --workdir")
-            note += ", and the run started from different parameters"
-    logger.info(f"resumed {workdir} at step {step:,}{note}")
-
-
-def _init_from(
-    checkpoint: epath.Path, state: TrainState, task: Task, new_pieces: NewPieces | None, shapes: TrainState | None
-) -> TrainState:
-    """Returns `state` with the parameters of a checkpoint and, unless `shapes` is None, its optimizer state."""
-    order = reusable_outputs(task, checkpoint)  # None: a new output layer
-    state = state.with_initial_params(load_params(checkpoint, state.params, task.output_params, order, new_pieces))
-    if shapes is not None:
-        state = state.replace(opt_state=restore_opt_state(checkpoint, shapes, task.config.optimizer.name))
-    restored = "parameters and optimizer state" if shapes is not None else "parameters"
-    logger.info(f"starting at step 0 with the {restored} of {source_of(checkpoint)}")
-    if (workdir_of(checkpoint) / "modules.json").exists() and not isinstance(task.objective.model, EmbeddingModel):
-        logger.warning("dropped the sentence-transformers modules, because training changes the states that they pool")
-    if new_pieces:
-        count = len(new_pieces.parts)
-        logger.info(f"initialized {count:,} new vocabulary pieces with the mean embedding of their old pieces")
-    return state
 
 
 def _log_and_reset(task: Task, state: TrainState, step: int, progress: Progress) -> TrainState:
