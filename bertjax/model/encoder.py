@@ -130,7 +130,8 @@ class Encoder(nn.Module):
         per_layer = LayerInputs(is_local, has_norm)
         shared = SharedInputs(sequence_ids, rotations(config, position_ids))
         # `run_layers` builds and scans `TransformerLayer(**fields)`, because `nn.scan` takes a class. Each layer gets
-        # its slice of `per_layer` and of the stacked parameters, its own dropout key, and `shared`.
+        # its slice of `per_layer` and of the stacked parameters, its own dropout key, and `shared`. The results are the
+        # two that this method returns.
         fields = {
             "config": config,
             "attention_fn": attention_fn,

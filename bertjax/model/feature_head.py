@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from bertjax.model.config import SIDES, ModelConfig
 from bertjax.model.dropout import dropout
 from bertjax.model.encoder import ENCODER, Encoder, encoder_inputs
-from bertjax.model.heads import pooled_states, sequence_states
 from bertjax.model.layers import constant_init
 from bertjax.model.lstm import Lstm
 from bertjax.model.partitioning import resolve_auto
@@ -78,22 +77,17 @@ def encode_with_head(
     batch: dict[str, jax.Array],
     deterministic: bool,
     make_rng: Callable[[], jax.Array],
-    num_sequences: int = 1,
-) -> tuple[jax.Array, jax.Array]:
+) -> jax.Array:
     """Applies the encoder and the feature head inside the calling module.
 
     `models.py` describes the arrays of `batch`. If `batch` contains `CACHED_FEATURES`, float32 [B, L, C, D], these
     precomputed states of `feature_head.layers` replace the encoder's output. Feature heads do not support packed rows.
     Each call of `make_rng` returns a new random key.
 
-    Returns:
-      Token states [B, L, W] and sequence states [B, W], both in the config's dtype. W is `feature_head.width`. For
-      packed rows of up to S = `num_sequences` sequences, sequence states are [B, S, W].
+    Returns token states [B, L, W] in the config's dtype. W is `feature_head.width`.
     """
     if not feature_head.features:
         tokens, _ = Encoder(config, name=ENCODER)(*encoder_inputs(batch), deterministic=deterministic)
-        if not feature_head.lstm_layers:
-            return tokens, pooled_states(config, tokens, batch, num_sequences)
     elif CACHED_FEATURES in batch:
         tokens = _Mix(config, feature_head, name=_MIX)(batch[CACHED_FEATURES])
     else:
@@ -104,7 +98,7 @@ def encode_with_head(
         tokens = dropout(tokens, config.hidden_dropout_prob, None if deterministic else make_rng())
         lstms = [Lstm(config, feature_head.lstm_size, side, name=f"lstm_{layer}_{side}") for side in SIDES]
         tokens = jnp.concatenate([lstm(tokens, batch["input_mask"]) for lstm in lstms], axis=-1)
-    return tokens, sequence_states(feature_head.context_sides(config), tokens, batch)
+    return tokens
 
 
 class _Mix(nn.Module):

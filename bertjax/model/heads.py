@@ -134,6 +134,18 @@ class Pooler(nn.Module):
         return make_norm(config, "norm")(pooled) if config.pooler_norm else pooled
 
 
+def apply_pooler(
+    pooler: Pooler, tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences: int = 1
+) -> jax.Array:
+    """Pools token states and applies the pooler or, with `classifier_pooling=late`, first applies the pooler.
+
+    See `sequence_states` for the arguments and the shape.
+    """
+    if pooler.config.classifier_pooling == "late":
+        return mean_states(pooler(tokens), batch, num_sequences)
+    return pooler(pooled_states(pooler.config, tokens, batch, num_sequences))
+
+
 class NextSentenceHead(nn.Module):
     """Dense layer from pooled states [..., D] to float32 logits [..., 2], one for each label of a sentence pair."""
 

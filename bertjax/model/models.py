@@ -31,9 +31,9 @@ from bertjax.model.heads import (
     LmHead,
     NextSentenceHead,
     Pooler,
+    apply_pooler,
     first_maximum,
     mean_states,
-    pooled_states,
     sequence_states,
     unit,
 )
@@ -51,7 +51,7 @@ class EncoderModel(nn.Module):
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> tuple[jax.Array, jax.Array]:
         """Returns hidden states [B, L, D] and each row's pooled state [B, D], in the config's dtype."""
         tokens, _ = Encoder(self.config, name=ENCODER)(*encoder_inputs(batch), deterministic=deterministic)
-        return tokens, Pooler(self.config, name="pooler")(pooled_states(self.config, tokens, batch))
+        return tokens, apply_pooler(Pooler(self.config, name="pooler"), tokens, batch)
 
 
 class PretrainingModel(nn.Module):
@@ -68,11 +68,9 @@ class PretrainingModel(nn.Module):
         # Gather masked positions first, so that the vocabulary projection runs only on these.
         masked = jnp.take_along_axis(tokens, batch["masked_lm_positions"][..., None], axis=1)  # [B, P, D]
         masked_lm_logits = LmHead(self.config, name="masked_lm")(masked, *encoder.token_tables)
-        # The state of each sequence's [CLS] or, with `classifier_pooling=mean`, the mean: [B, D] (packed: [B, S, D]).
-        sequences = pooled_states(self.config, tokens, batch, num_sequences)
         if self.config.type_vocab_size < 2:
-            return masked_lm_logits, jnp.zeros((*sequences.shape[:-1], 2))
-        pooled = Pooler(self.config, name="pooler")(sequences)
+            return masked_lm_logits, jnp.zeros((len(tokens), *[num_sequences] * is_packed(batch), 2))
+        pooled = apply_pooler(Pooler(self.config, name="pooler"), tokens, batch, num_sequences)  # [B, D] or [B, S, D]
         return masked_lm_logits, NextSentenceHead(self.config, name="next_sentence")(pooled)
 
 
@@ -171,11 +169,11 @@ class SequenceModel(nn.Module):
         *leading, _ = batch["input_ids"].shape
         rows = {name: batch[name].reshape(-1, *batch[name].shape[len(leading) :]) for name in _INPUTS if name in batch}
         num_sequences = batch["labels"].shape[1] if is_packed(batch) else 1
-        tokens, state = encode_with_head(config, head, rows, deterministic, make_rng, num_sequences)
-        if not head.is_used:
-            pooler = Pooler(config, name="pooler")
-            is_late = config.classifier_pooling == "late"
-            state = mean_states(pooler(tokens), rows, num_sequences) if is_late else pooler(state)
+        tokens = encode_with_head(config, head, rows, deterministic, make_rng)
+        if head.is_used:
+            state = sequence_states(head.context_sides(config), tokens, rows)
+        else:
+            state = apply_pooler(Pooler(config, name="pooler"), tokens, rows, num_sequences)
         state = dropout(state, config.hidden_dropout_prob, None if deterministic else make_rng())
         logits = Dense(config, (self.num_outputs,), ("embed", None), name="classifier")(state).astype(jnp.float32)
         return logits.reshape(leading) if len(leading) > 1 else logits
@@ -193,7 +191,7 @@ class TokenModel(nn.Module):
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> jax.Array:
         """Returns float32 logits [B, L, num_outputs]."""
         config, feature_head = self.config, self.feature_head
-        hidden, _ = encode_with_head(config, feature_head, batch, deterministic, partial(self.make_rng, "dropout"))
+        hidden = encode_with_head(config, feature_head, batch, deterministic, partial(self.make_rng, "dropout"))
         if config.token_pooler and not feature_head.is_used:
             hidden = Pooler(config, name="pooler")(hidden)
         if self.head_dropout and not deterministic:

@@ -32,8 +32,9 @@ class Objective:
     """Model, loss and metrics of a train step.
 
     The training loss is the sum of `loss_weights[name] * sums[name][0] / denominators[name]` over the losses, where
-    `sums` are the metric sums of `compute`. A denominator is usually the sum of the weights, `sums[name][1]` of the
-    whole batch, but it must be positive. Logged means are divided by the sums of the weights since the last log line.
+    `sums` are the metric sums of `compute`. A denominator is usually `sums[name][1]`, the sum of the weights, of the
+    whole batch, and it is positive even if this sum is 0. Logged means are divided by the sum of the weights since the
+    last log line.
 
     Objectives are compared by value, because compiled steps are cached by objective: runs that differ only in data,
     seed or learning rate share a step. A subclass defines `metrics`, `schema`, `denominators` and `compute`.

@@ -87,7 +87,7 @@ def train(
     head_steps = config.optimizer.head_steps  # first steps, which train only the parameters outside the encoder
 
     def train_step_at(step: int) -> Callable[..., TrainState]:
-        # `make_train_step` is cached. It builds a new function only for other RoPE thetas, and after the head steps.
+        # The RoPE thetas of a phase are a part of its objective. `make_train_step` is cached.
         objective = task.objective_at(step + 1)
         return make_train_step(objective, optimizer, mesh, config.grad_accum_steps, head_only=step < head_steps)
 

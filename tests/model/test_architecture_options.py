@@ -19,7 +19,7 @@ from bertjax.model.attention.xla import AttentionMask, attention_mask, xla_atten
 from bertjax.model.config import ModelConfig, size_fields
 from bertjax.model.dropout import NO_DROPOUT
 from bertjax.model.encoder import Encoder
-from bertjax.model.models import SequenceModel
+from bertjax.model.models import EncoderModel, SequenceModel
 from bertjax.tasks.objectives.masked_lm import MaskedLm
 from bertjax.training.freezing import merge_frozen, split_frozen
 
@@ -128,6 +128,8 @@ def test_pooled_states_are_the_inputs_of_the_output_layer(pooling):
     pooled = pooler_states(loaded, np.asarray(hidden)[mask > 0], lengths)
     logits = pooled @ params["classifier"]["kernel"] + params["classifier"]["bias"]
     np.testing.assert_allclose(logits, model.apply({"params": params}, batch), atol=TOLERANCE)
+    del params["classifier"]
+    np.testing.assert_allclose(pooled, EncoderModel(config).apply({"params": params}, batch)[1], atol=TOLERANCE)
 
 
 # Published models: size, vocabulary size, parameter counts of encoder with pooler and of the pre-training model.

@@ -95,7 +95,7 @@ class MaskedLmOnPairs(MaskedLm):
     """Masked LM without next-sentence prediction, on rows of sentence pairs (No NSP in Table 5 of the paper)."""
 
     untrained_modules = ("next_sentence", "pooler")
-    unexported_modules = ("next_sentence",)
+    unexported_modules = ("next_sentence",)  # Export the pooler, which may come from the checkpoint of `--init_from`.
 
     def postprocess_batches(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:
         """Sets next-sentence labels to -1, which the loss ignores."""
@@ -105,8 +105,8 @@ class MaskedLmOnPairs(MaskedLm):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLmOnText(MaskedLm):
-    """Masked LM on rows of contiguous text or, with packing, of documents. Rows have no next-sentence labels (-1)."""
+    """Masked LM on rows of contiguous text or, with packing, of documents. All next-sentence labels are -1."""
 
     pairing = ""
-    untrained_modules = ("next_sentence", "pooler")
-    unexported_modules = ("next_sentence",)
+    untrained_modules = MaskedLmOnPairs.untrained_modules
+    unexported_modules = MaskedLmOnPairs.unexported_modules
