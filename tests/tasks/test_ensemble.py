@@ -90,11 +90,11 @@ def test_incompatible_ensemble_members_are_an_error(cola, glue, letters, tmp_pat
     assert f"{tmp_path}/copy is a workdir" in refused(capfd, *to_workdir)
     train(f"glue.py:task=rte,path={glue}", tmp_path / "rte", letters, steps=1)
     message = refused(capfd, *command, f"--checkpoint={tmp_path}/rte")
-    assert "rte/checkpoints/1 differs from the first member in labels, data; use the same for all" in message
+    assert "rte/checkpoints/1 differs from the first member in labels, data; set the same for all" in message
     vocabulary = tmp_path / "vocabulary.txt"
     vocabulary.write_text(letters.read_text() + "##ed\n")
     train(f"glue.py:task=cola,path={glue}", tmp_path / "other", vocabulary, steps=1, data__seq_len=16)
     message = refused(capfd, *command, f"--checkpoint={tmp_path}/other")
     assert "other/checkpoints/1 differs from the first member in vocabulary" in message
-    assert ", config.data.seq_len; use" in message
+    assert ", config.data.seq_len; set" in message
     assert not (tmp_path / "ensemble/results.json").exists()
