@@ -11,7 +11,7 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from bertjax.errors import BertjaxError
+from bertjax.errors import BertjaxError, first_line
 from bertjax.metrics.metric import Metric
 from bertjax.metrics.report import ClassReport, log_reports
 from bertjax.tasks.task import Task
@@ -26,7 +26,7 @@ from bertjax.training.progress import Progress
 from bertjax.training.step import TrainState
 from bertjax.training.workdir import CONFUSION, RESULTS, saved_init_fingerprint
 from bertjax.utils.io import read_json_object
-from bertjax.utils.json_files import naming, write_json
+from bertjax.utils.json_files import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +93,9 @@ def read_log(task: Task, workdir: epath.Path, step: int) -> list[dict[str, Any]]
 
 
 def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, Any]:
-    """Reads the `results.json` of a finished run. Raises a UsageError if it is damaged or lacks a field."""
+    """Reads the `results.json` of a finished run. Raises a BertjaxError if it is damaged or lacks a field."""
     file = workdir / RESULTS
-    with naming(file, "remove it and train again"):
+    try:
         results = read_json_object(file)
         for name in ("data_sha256", *fields):
             results[name]
@@ -104,6 +104,8 @@ def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, A
         if not {"task", "data", "model"} <= results["config"].keys():
             raise KeyError("config")
         return results
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise BertjaxError(f"cannot read {file}: {first_line(error)}; remove it and train again") from error
 
 
 def load_best(
