@@ -104,7 +104,7 @@ def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, A
         if not {"task", "data", "model"} <= results["config"].keys():
             raise KeyError("config")
         return results
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise BertjaxError(f"cannot read {file}: {first_line(error)}; remove it and train again") from error
 
 
