@@ -120,7 +120,7 @@ class Family:
         return {copy: original for copy, original in copies.items() if copy != original}
 
     def class_name(self, output_kind: str, modules: set[str]) -> str:
-        """Returns the model class with an output layer or, if `output_kind` is "", with the heads in `modules`."""
+        """Returns the name of the model class with this output layer or, if it is "", with the heads in `modules`."""
         heads = modules - {ENCODER, POOLER}
         for name, each in self.classes.items():
             if output_kind in each.output_kinds and (output_kind or {*each.modules} - {POOLER} == heads):

@@ -15,7 +15,7 @@ _DATA_FIELDS = ("task", "path", "train_file", "dev_file", "eval_file", "corpus",
 
 
 def model_card(repository: str, workdir: epath.Path | None, checkpoint: PortableCheckpoint) -> str:
-    """Returns the card of a repository `ORG/NAME` in Markdown.
+    """Returns the model card of a repository `ORG/NAME` in Markdown.
 
     `workdir` is None if bertjax did not train the checkpoint.
     """

@@ -198,7 +198,7 @@ def _write_onnx(checkpoint: PortableCheckpoint, names: tuple[str, ...], file: Pa
         huggingface.write(checkpoint, Path(folder))
         class_name = json.loads(Path(folder, huggingface.CONFIG).read_text())["architectures"][0]
         if not hasattr(transformers, class_name):
-            raise UsageError(f"transformers, which exports to ONNX, has no {class_name}; export FILE.stablehlo")
+            raise UsageError(f"transformers has no {class_name} to export to ONNX; export FILE.stablehlo")
         options = {"attn_implementation": "eager"}  # The exporter does not support all fused kernels.
         if embedder:
             model = sentence_transformers.SentenceTransformer(folder, device="cpu", model_kwargs=options)

@@ -192,7 +192,7 @@ def with_params_and_output_layer(
     if names and not is_named:
         raise UsageError(f"labels={quoted(labels)}; pass {checkpoint.num_outputs} different names, one per output")
     if output_kind == CLASSES and len(names) == 1:
-        raise UsageError(f"labels={quoted(labels)}, but a single output is a regression; omit labels")
+        raise UsageError(f"labels={quoted(labels)}, but one output means regression; omit labels")
     modules = {ENCODER} | checkpoint.modules
     if output_kind:
         modules |= {*checkpoint.family.classes[checkpoint.family.class_name(output_kind, set())].modules}

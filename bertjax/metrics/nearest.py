@@ -12,7 +12,7 @@ _MIN_NORM = 1e-12
 
 
 def unit_rows(vectors: np.ndarray) -> np.ndarray:
-    """Scales vectors [N, D] to length 1. Vectors of zeros stay zeros."""
+    """Scales vectors [N, D] to an L2 norm of 1. Zero vectors stay zero."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), _MIN_NORM)
 
 

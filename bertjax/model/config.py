@@ -139,7 +139,7 @@ class Architecture(Section, prefix="config.model.", may_be_unset=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.embedding_size and self.embedding_size == self.hidden_size:
-            object.__setattr__(self, "embedding_size", 0)  # Make the configs of equal networks equal.
+            object.__setattr__(self, "embedding_size", 0)  # An explicit value of the default width is the same network.
         width, heads, kv_heads = self.hidden_size, self.num_attention_heads, self.num_key_value_heads
         is_lstm, is_rotary = self.encoder == LSTM, self.position_embedding_type in (ROTARY, ROTARY_PAIRS)
         is_linear = self.lm_head == "linear" and self.tie_word_embeddings
@@ -178,7 +178,7 @@ class Architecture(Section, prefix="config.model.", may_be_unset=True):
 
     @property
     def num_segments(self) -> int:
-        """Number of segment embeddings, of which LSTMs have none."""
+        """Number of segment embeddings (0 for LSTMs)."""
         return 0 if self.encoder == LSTM else self.type_vocab_size
 
     @property

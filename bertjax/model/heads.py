@@ -77,7 +77,7 @@ def first_maximum(logits: jax.Array) -> jax.Array:
 
 
 def unit(vectors: jax.Array) -> jax.Array:
-    """Scales vectors [..., D] to length 1. Vectors of zeros stay zeros, with zero gradients."""
+    """Scales vectors [..., D] to an L2 norm of 1. Zero vectors stay zero, with zero gradients."""
     return vectors * jax.lax.rsqrt(jnp.maximum(jnp.sum(vectors**2, axis=-1, keepdims=True), _MIN_SQUARED_NORM))
 
 

@@ -58,7 +58,7 @@ class Run:
 class Cell:
     """One number of a table: the mean of a metric over all seeds of its runs."""
 
-    # `row`, `column`: labels, equal to the paper's if the paper contains the cell.
+    # `row`, `column`: labels, as in the paper if its table has this cell.
     row: str
     column: str
     runs: tuple[Run, ...]  # runs that differ only in their pre-training seed

@@ -141,7 +141,7 @@ def batch_shards(mesh: Mesh) -> int:
 
 @functools.cache
 def data_shard(mesh: Mesh) -> DataShard:
-    """Returns which shards of each global batch the devices of this process store."""
+    """Returns the shards of each global batch that are on the devices of this process."""
     count = batch_shards(mesh)
     held = batch_sharding(mesh).addressable_devices_indices_map((count,)).values()
     return DataShard(tuple(sorted({rows.indices(count)[0] for (rows,) in filter(None, held)})), count)

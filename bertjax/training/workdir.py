@@ -179,7 +179,7 @@ def check_config(workdir: epath.Path, config: dict[str, Any], data_hash: str) ->
         raise BertjaxError(f"{workdir / DATA} is missing; restore the file, or choose another --workdir")
     with naming(workdir / RESULTS, repeat):
         steps = [int(step.name) for step in (workdir / CHECKPOINTS).glob("*") if step.name.isdecimal()]
-        if max(steps, default=0) <= results.get("last_step", -1):  # The run is finished, without later checkpoints.
+        if max(steps, default=0) <= results.get("last_step", -1):  # The run is finished; no checkpoint is newer.
             # Use epochs and steps of the results, because `config.json` may be from an interrupted continuation.
             finished = {name: results["config"][name] for name in ("epochs", "steps") if name in results["config"]}
             saved |= finished

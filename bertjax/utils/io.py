@@ -210,7 +210,7 @@ def _folder_lock(path: Path) -> Iterator[None]:
                     _discard(temporary, path)
                 yield
             finally:
-                # It is safe to remove the lock file: another FileLock that has opened it detects the removal and fails.
+                # Removing the lock file is safe: a FileLock that has it open detects the removal and gives up.
                 lock.unlink(missing_ok=True)
     except Timeout:
         raise UsageError(f"another process is writing to {path}; wait until it ends") from None

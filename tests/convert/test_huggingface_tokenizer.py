@@ -86,7 +86,7 @@ def added_tokens(ids):
         "added_tokens.json": {"added_tokens.json": ids, **special},
         "decoder": {"tokenizer_config.json": {"added_tokens_decoder": decoder}},
         "config": {"tokenizer_config.json": {"entity_token": "<ent>", "extra_special_tokens": ["[E1]"]}},
-        # transformers 4 writes an empty dict, which does not replace the tokens of the other file.
+        # transformers 4 writes an empty dict, which must not replace the tokens of `special_tokens_map.json`.
         "map": {"tokenizer_config.json": {"entity_token": "<ent>", "extra_special_tokens": {}}, **special},
     }
 

@@ -24,7 +24,7 @@ def neobert_states(arrays, ids, num_heads):
     def norm(x, name):
         return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * arrays[f"model.{name}.weight"]
 
-    def rotate(x):  # [L, H, K], as complex numbers of adjacent elements
+    def rotate(x):  # [L, H, K]; adjacent elements form complex numbers
         frequencies = 10_000.0 ** (-torch.arange(0, x.shape[-1], 2) / x.shape[-1])
         angles = torch.outer(torch.arange(len(x)), frequencies)
         pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))

@@ -185,7 +185,7 @@ def test_epoch_has_each_pair_in_one_row_without_further_truncation(short_corpus,
 
 @pytest.mark.parametrize("max_tokens", [8, 20, 62, 1000])
 @pytest.mark.parametrize("at_once", [1 << 18, 50])
-def test_pieces_hold_every_token_once_and_end_with_sentences_near_the_end_of_a_row(monkeypatch, max_tokens, at_once):
+def test_document_pieces_contain_each_token_once_and_prefer_sentence_ends(monkeypatch, max_tokens, at_once):
     monkeypatch.setattr("bertjax.data.pretraining.pairs._MAX_PAIRS", at_once)
     lengths = [[0], [70, 3], *short_documents(50, 5), [0, 2, 0, 90, 0], [max_tokens], [1] * 100]
     sentences = np.cumsum([0, *itertools.chain(*lengths)])

@@ -164,7 +164,7 @@ def test_each_pass_uses_every_sentence_in_different_pairs(corpus, seq_len, has_s
     assert {name: file.stat().st_ino for name, file in files(corpus).items()} == before
     assert not again.records.flags.owndata and np.array_equal(again.records, made.records)
     for records in passes:
-        # Each sentence is in one segment A, or in one segment B that follows its A.
+        # Each sentence is in exactly one segment: A, or B of an IsNext pair.
         spans = [(record["a_start"], record["a_length"]) for record in records]
         spans += [(record["b_start"], record["b_length"]) for record in records if record["label"] == 0]
         starts, lengths = np.array(sorted(spans)).T
@@ -180,7 +180,7 @@ def test_damaged_index_is_rebuilt(corpus):
     made = open_pair_index(corpus, "train", 64, 0, 2)
     header, records = sorted(files(corpus).values(), key=lambda file: file.suffix, reverse=True)
     good_header, good_records = header.read_bytes(), records.read_bytes()
-    # Only the checksum of the header can detect that a number of the header has changed.
+    # Only the header's checksum can detect a changed number in the header.
     changed = json.loads(good_header)
     changed["pass_ends"][0] -= 1
     damages = [

@@ -161,7 +161,7 @@ def test_documents_are_distinct_texts_and_the_summary_counts_anchors(embedder, p
     assert log_lines[-2] == f"{pretrained} is not a sentence embedder; its vectors are means over all tokens"
 
 
-def test_a_list_of_positives_is_several_pairs(embedder, tmp_path, capfd):
+def test_list_of_positives_expands_to_pairs(embedder, tmp_path, capfd):
     source = tmp_path / "pairs.jsonl"
     source.write_text('{"query": "a", "pos": ["b", "c"]}\n{"query": "d", "pos": ["c"]}\n')
     columns = ["--anchor=query", "--positive=pos"]

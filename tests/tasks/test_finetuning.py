@@ -31,7 +31,7 @@ def test_best_and_last_checkpoints_are_kept_and_the_best_is_used(cola, capfd):
     assert evaluate(capfd, cola)["matthews"] == pytest.approx(results["matthews"])
 
 
-def test_final_predictions_are_progress_for_the_watchdog(glue, letters, tmp_path, monkeypatch):
+def test_final_predictions_send_heartbeats_to_the_watchdog(glue, letters, tmp_path, monkeypatch):
     beats, counts, evaluate_batches = [], [], run_results.evaluate_batches
 
     def count_beats(*arguments):

@@ -170,7 +170,7 @@ def test_generator_has_the_layers_of_the_architecture(fields, batch):
 
 
 @pytest.mark.parametrize(("heads", "size", "expected"), [(12, 0.25, 3), (2, 0.25, 1), (12, 1 / 3, 4), (4, 1.0, 4)])
-def test_generator_has_whole_heads(heads, size, expected):
+def test_generator_keeps_the_head_size(heads, size, expected):
     config = tiny_config(hidden_size=8 * heads, num_attention_heads=heads, intermediate_size=16 * heads)
     generator = ReplacedTokens.for_model(config, dataclasses.replace(DATA, generator_size=size)).model.generator_config
     assert (generator.num_attention_heads, generator.head_size) == (expected, 8)

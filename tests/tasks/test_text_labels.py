@@ -135,9 +135,7 @@ def test_label_in_quotes_is_rejected(label, letters, tmp_path):
         ("multilabel", 'zu,a; y\npa,b; y\nba,"x; z, w"\n', "labels of .* contain ';'; if .* character other than"),
     ],
 )
-def test_labels_that_are_probably_not_single_labels_are_named_in_a_warning(
-    kind, rows, labels, letters, tmp_path, log_lines
-):
+def test_labels_that_do_not_fit_the_kind_cause_a_warning(kind, rows, labels, letters, tmp_path, log_lines):
     (tmp_path / "train.csv").write_text("text,label\n" + rows)
     load_task(f"text.py:train={tmp_path}/train.csv,kind={kind}", letters, data__eval_split="none")
     warnings = [line for line in log_lines if re.search("may be texts|if labels are|may mark|decimals|spelling", line)]

@@ -105,7 +105,7 @@ def test_pieces_of_a_tokenizer_json_are_split_by_its_model_and_added_tokens_as_t
     pieces = find_new_pieces(old, load_vocabulary("tokenizer.json", content=engine.to_str().encode()))
     parts = ["".join(old.pieces[part] for part in ids) for ids in pieces.parts]
     assert "Ġkinase" in parts and parts[-1] == "".join(Tokenizer(old).pieces(Tokenizer(old).encode("blau größe")))
-    # With a different normalizer or other merges, text without new pieces would have other tokens.
+    # A different normalizer or other merges also change the tokens of text without new pieces.
     others = json.loads(extended), json.loads(extended)
     others[0]["normalizer"] = None
     others[1]["model"]["merges"].reverse()

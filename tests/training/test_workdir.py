@@ -127,7 +127,7 @@ def test_resume_accepts_other_settings_of_logs_checkpoints_and_compilation(corpu
     jax.tree.map(assert_close, load_final_params(interrupted), load_final_params(trained))
 
 
-def test_only_a_finished_run_of_one_phase_continues_with_more_steps(trained, tmp_path):
+def test_only_finished_runs_of_a_single_phase_accept_more_steps(trained, tmp_path):
     run = epath.Path(shutil.copytree(trained, tmp_path / "run"))
     config, data = (json.loads((run / f"{name}.json").read_text()) for name in ("config", "data"))
 

@@ -74,7 +74,7 @@ def _divide(blocks: Iterable[str], separator: re.Pattern[str]) -> Iterator[tuple
     for block in blocks:
         *complete, text = separator.split(rest + block)
         yield from ((document, True) for document in complete)
-        # Move the end of the text to the next block, because it may be the start of a separator.
+        # Carry the end of the text over to the next block, because it may be the start of a separator.
         at = len(text.rstrip()) if separator is _BLANK_LINE else max(0, len(text) - len(_SEPARATOR) + 1)
         yield text[:at], False
         rest = text[at:]

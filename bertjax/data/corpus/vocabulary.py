@@ -174,7 +174,7 @@ def load_vocabulary(
     elif path.suffix == ".json":
         engine = load_tokenizer_json(path, content)
         size = max(engine.get_vocab().values(), default=-1) + 1
-        # Read added tokens separately, because `id_to_token` lower-cases those that are searched in normalized text.
+        # Read added tokens separately, because `id_to_token` lower-cases those with `normalized=true`.
         added = {index: token.content for index, token in engine.get_added_tokens_decoder().items()}
         kind, pieces = TOKENIZER_JSON, tuple(added.get(i) or engine.id_to_token(i) or "" for i in range(size))
         normalized = engine.normalizer.normalize_str("A") if engine.normalizer else "A"
@@ -247,10 +247,10 @@ def load_sentencepiece(path: os.PathLike, content: bytes) -> Any:
 
 
 def load_tokenizer_json(path: os.PathLike, content: bytes, prefix: str = "") -> tokenizers.Tokenizer:
-    """Loads a `tokenizer.json` without truncation, padding and BPE dropout. `prefix` is prepended to each text."""
+    """Loads a `tokenizer.json`; disables truncation, padding and BPE dropout. Prepends `prefix` to each text."""
     try:
         engine = tokenizers.Tokenizer.from_str(content.decode())
-    except Exception as error:  # `tokenizers` has no narrower type.
+    except Exception as error:  # `tokenizers` raises a bare Exception.
         raise unreadable(path, f"not a tokenizer.json: {first_line(error)}") from error
     engine.no_truncation()
     engine.no_padding()

@@ -21,7 +21,7 @@ NULL = object()
 LINE_ESCAPES = str.maketrans({"\\": r"\\", "\t": r"\t", "\r": r"\r", "\n": r"\n"})
 # TSV field that a CSV writer, such as pandas or Excel, has quoted because it contains quotes or a comma.
 _QUOTED = re.compile(r'".*"".*"|"[^"]*,[^"]*"', re.DOTALL)
-# Column of Prodigy files for an annotator's decision about a row, and the decisions against it. Case is ignored.
+# Column of Prodigy files with an annotator's answer, and the answers that exclude a row. Case is ignored.
 _ANSWER, _NOT_ACCEPTED = "answer", ("reject", "ignore")
 # Usual names and values of a column that contains the split of each row, as in `stsbenchmark.tsv` and `AllNLI.tsv`.
 # Case is ignored. A column with another name is also a split column if it has only these values.
@@ -101,7 +101,7 @@ def read_table(
     the column names of a file without a header line. `keep_short` keeps rows with missing fields, so that predictions
     stay aligned with the file's rows. `optional` are columns that a JSON Lines file may lack in all rows.
     `nullable` are columns in which missing and null values are "".
-    `reject_quoted` rejects a TSV file with irregular rows if all rows would be regular with quotes as in CSV.
+    `reject_quoted` rejects a TSV file whose rows have equal lengths only if parsed with CSV quotes.
     """
     file_format = table_format(path)
     text = read_utf8(path)

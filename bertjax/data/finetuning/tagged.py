@@ -224,7 +224,7 @@ def read_tagged_rows(
         row_tags = [""] * len(words)
         if label and not row.has_problem:
             row_tags = _items(row.fields[label], place, in_text=False)
-        # -100 marks ignored tokens in training data of transformers. Accept `,`, which is a tag in the Penn Treebank.
+        # Reject -100, which transformers uses for ignored tokens. Accept `,`, which is a tag in the Penn Treebank.
         if wrong := [tag for tag in row_tags if tag == "-100" or ("," in tag and tag != ",")]:
             raise UsageError(f"{place}: {quoted(wrong[0])} is not a tag; write one tag per word, separated by spaces")
         if keep_untagged and not row_tags and words:

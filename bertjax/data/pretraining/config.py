@@ -17,7 +17,7 @@ PAIR_SPECIAL_TOKENS, TEXT_SPECIAL_TOKENS = 3, 2
 # Maximum number of sentence pairs per packed row. On Wikipedia at length 512, a limit of 4 leaves 0.7 % padding, and a
 # limit of 8 leaves 0.1 %. At length 128, a limit above 2 has no effect, since most pairs are longer than half a row.
 MAX_PAIRS_PER_ROW = 8
-# A packed row of documents has at most one document per this number of tokens.
+# A packed row of L tokens has at most L // 32 documents.
 _TOKENS_PER_DOCUMENT = 32
 # Positions that the model predicts, and their original tokens. Unused predictions have weight 0.
 PREDICTIONS: Schema = (
@@ -89,7 +89,9 @@ class Masking(Section, prefix="config.data.masking."):
         super().__post_init__()
         probs = (self.mask_prob, self.keep_prob, self.random_prob)
         if not math.isclose(sum(probs), 1, abs_tol=1e-6):
-            raise UsageError(f"probabilities of config.data.masking add up to {sum(probs):g}: {probs}; use a sum of 1")
+            raise UsageError(
+                f"probabilities of config.data.masking add up to {sum(probs):g}: {probs}; they must sum to 1"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from bertjax.data.pretraining.rows import TokenRows
 
 # Probability that a group of words ends after each word. Its number of words is thus geometric (SpanBERT, section 3.1).
 _SPAN_END_PROBABILITY = 0.2
-# Masking skips up to this many words or groups of words that need more predictions than remain, and then stops.
+# Maximum number of words, or groups of words, to skip because they need more predictions than remain.
 _SKIPPED_GROUPS = 2
 
 

@@ -96,7 +96,7 @@ def pair_lookup(index: PairIndex, max_pairs: int) -> Lookup:
 
 
 def running_text_lookup(tokens: int, width: int, key: np.uint64 | None) -> tuple[np.ndarray, Lookup]:
-    """Divides a split of `tokens` tokens into rows of `width` consecutive tokens; the last row may be shorter.
+    """Divides a split into rows of `width` consecutive tokens; the last row may be shorter.
 
     The first row starts at a random offset that changes every epoch (0 if `key` is None). Rows wrap around the end of
     the split.

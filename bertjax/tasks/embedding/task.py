@@ -1,4 +1,4 @@
-"""Task that trains text embedders on examples of several texts, and evaluates their vectors."""
+"""Task that trains text embedders on tuples of texts, and evaluates the vectors."""
 
 import dataclasses
 import functools
@@ -157,7 +157,7 @@ class EmbedTask(FinetuningTask):
     def add_guide(self, vectors: Sequence[np.ndarray], description: str) -> None:
         """Adds a guide model's vectors, float32 [examples, columns, vector width] per file, to the training batches.
 
-        `description` is a text that differs between guide models.
+        `description` identifies the guide model.
         """
         self.files = [
             dataclasses.replace(file, rows={**file.rows, "guide": array}, strings=())
