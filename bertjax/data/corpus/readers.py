@@ -77,7 +77,8 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
             name, split, column = datasets.parse_dataset(spec)
             size = datasets.tfds_size_bytes(name, split, data_dir) if kind == "tfds" else None
             if kind == "hf":
-                datasets.hub_text_column(datasets.open_hub(name, split), name, column)  # Raises if it does not exist.
+                # Raises if the dataset lacks the text column.
+                datasets.hub_text_column(datasets.open_hub(name, split), name, column)
             spec_sources = [Source(kind, name, size, split, column, data_dir)]
         else:
             files = _remote_files(spec, rest) if is_remote(rest) else _local_files(spec, rest)

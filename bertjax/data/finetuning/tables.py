@@ -111,7 +111,8 @@ def read_table(
         rows = _json_rows(path, text, columns)
     else:
         rows = _select_columns(path, _split_rows(path, text), columns, header, stats)
-    num_short, names = 0, dict[str, None]()
+    num_short = 0
+    names: dict[str, None] = {}  # keys of all rows, in order
     splits: dict[str, set[str]] = {}  # split names in each unused column; "" represents all other values
     for line, row in rows:
         stats.read += 1
