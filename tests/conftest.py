@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from made_up_text import make_corpus, write_letters
+from helpers.made_up_text import make_corpus, write_letters
 
 _JAX_VERSION = tuple(int(part) for part in importlib.metadata.version("jax").split(".")[:2])
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -63,7 +63,7 @@ def letters(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def pretrained(letters, tmp_path_factory) -> Path:
     """Returns a Hugging Face folder with a random checkpoint with pre-training heads; tests must not change it."""
-    from checkpoints import random_checkpoint
+    from helpers.checkpoints import random_checkpoint
 
     from bertjax.convert import huggingface
 

@@ -53,7 +53,7 @@ _TRAINED = ("pairs at 128", "cola", "squad")
 
 def write_vocabulary(path: Path) -> Path:
     """Writes a vocabulary of some words and of all characters of lower-case ASCII text."""
-    from made_up_text import write_letters
+    from helpers.made_up_text import write_letters
 
     write_letters(path, tuple(f"{a}{b}" for a in ("ba", "ke", "lo", "mi") for b in ("na", "ro", "su")))
     return path
@@ -94,7 +94,7 @@ def hash_of(arrays: Mapping[str, Any]) -> str:
 
 def prepare_data(folder: Path) -> dict[str, Path]:
     """Creates a corpus, a vocabulary and datasets. Returns their paths by name, such as `corpus` for `{corpus}`."""
-    from finetuning_data import conll_files, glue_files, squad_files, swag_files
+    from helpers.finetuning_data import conll_files, glue_files, squad_files, swag_files
 
     vocabulary = write_vocabulary(folder / "vocab.txt")
     text = write_text(folder / "text.txt")
@@ -125,7 +125,7 @@ def batch_hashes(data: Mapping[str, Path], folder: Path) -> dict[str, str]:
 
 def converted_hashes(folder: Path, vocabulary: Path) -> dict[str, str]:
     """Converts a TensorFlow checkpoint to each format and returns the hashes of the arrays."""
-    from checkpoints import google_checkpoint
+    from helpers.checkpoints import google_checkpoint
     from safetensors.numpy import load_file
 
     google_checkpoint(vocabulary, folder / "google")

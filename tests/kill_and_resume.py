@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from made_up_text import make_corpus
-from orbax_files import checkpoint_arrays, checkpoint_entries, newest_checkpoint
-from processes import train_command
+from helpers.made_up_text import make_corpus
+from helpers.orbax_files import checkpoint_arrays, checkpoint_entries, newest_checkpoint
+from helpers.processes import train_command
 
 # Log lines, evaluations and checkpoints are at different steps, so that checkpoints contain unfinished metric sums.
 FIELDS = {

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from commanding import commands
+from helpers.commanding import commands
 
 from bertjax.cli.main import build_parser
 from bertjax.config.fields import iter_fields

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from checkpoints import random_checkpoint
+from helpers.checkpoints import random_checkpoint
 from jax.sharding import Mesh
 
 import bertjax

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoints import edit_json
+from helpers.checkpoints import edit_json
 from safetensors.numpy import save_file
 
 import bertjax

@@ -9,13 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-import bucket
 import jax.numpy as jnp
 import pytest
-from commanding import failure, printed
-from orbax_files import checkpoint_arrays
-from processes import environment_of, train_command
-from tiny_table import write_table
+from helpers import bucket
+from helpers.commanding import failure, printed
+from helpers.orbax_files import checkpoint_arrays
+from helpers.processes import environment_of, train_command
+from helpers.tiny_table import write_table
 
 from bertjax.errors import BertjaxError, UsageError
 from bertjax.model.config import ModelConfig

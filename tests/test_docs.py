@@ -7,12 +7,12 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import hub_server
 import pytest
 import references
-from checkpoints import random_checkpoint
 from flags import check_command as check_flags
-from valid_commands import check_command, check_fields
+from helpers import hub_server
+from helpers.checkpoints import random_checkpoint
+from helpers.valid_commands import check_command, check_fields
 
 import bertjax
 from bertjax.convert.portable import write_workdir

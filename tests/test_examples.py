@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_runs import read_metrics
+from helpers.command_runs import read_metrics
 
 from bertjax.cli import main as cli
 

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from valid_commands import check_command
+from helpers.valid_commands import check_command
 
 from bertjax.cli.main import parse_args
 from bertjax.config.load import load_config

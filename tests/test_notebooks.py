@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoints import random_checkpoint
+from helpers.checkpoints import random_checkpoint
 
 from bertjax.convert import huggingface
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_runs import read_metrics
-from processes import train_command
+from helpers.command_runs import read_metrics
+from helpers.processes import train_command
 
 ROOT = Path(__file__).parents[1]
 STEPS = 60

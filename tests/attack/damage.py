@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from subprocess import CompletedProcess
 
+from helpers.orbax_files import newest_checkpoint
 from oracle import Report, differences, faults_of, leftovers, state
-from orbax_files import newest_checkpoint
 from sandbox import GLUE, PREPARE, PRETRAIN, SWEEP, Case, Sandbox, config
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from commanding import commands
+from helpers.commanding import commands
 from oracle import Report, differences, entries, faults_of, leftovers
 from sandbox import EXPERIMENTS, PRETRAIN, SHORT_GLUE, TINY, Case, Sandbox, config
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import NamedTuple
 
-from orbax_files import checkpoint_arrays, newest_checkpoint
+from helpers.orbax_files import checkpoint_arrays, newest_checkpoint
 
 from bertjax.errors import INTERRUPTED, STOPPED
 

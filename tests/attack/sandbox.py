@@ -20,9 +20,8 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, BinaryIO, NamedTuple
 
-import finetuning_data
-import made_up_text
 from filelock import FileLock
+from helpers import finetuning_data, made_up_text
 from oracle import HANG, Report, differences, entries
 
 from bertjax.cli import main as cli

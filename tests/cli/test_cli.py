@@ -14,8 +14,8 @@ from unittest.mock import Mock
 import jax.numpy as jnp
 import pytest
 import tensorflow as tf
-from commanding import commands, failure, refused
-from valid_commands import check_command
+from helpers.commanding import commands, failure, refused
+from helpers.valid_commands import check_command
 
 from bertjax import errors
 from bertjax.cli import main as cli

@@ -11,9 +11,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from command_runs import read_metrics, train, train_command
-from commanding import failure, printed, refused
-from processes import environment_of
+from helpers.command_runs import read_metrics, train, train_command
+from helpers.commanding import failure, printed, refused
+from helpers.processes import environment_of
 
 from bertjax.cli import main as cli
 from bertjax.data.corpus.vocabulary import load_vocabulary

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from commanding import printed
+from helpers.commanding import printed
 
 from bertjax.cli import doctor
 from bertjax.utils.devices import HUGE_PAGES

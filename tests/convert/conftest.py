@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from checkpoints import google_checkpoint
+from helpers.checkpoints import google_checkpoint
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
-from checkpoints import (
+from helpers.checkpoints import (
     LAYERS,
     WIDTH,
     assert_equal,
@@ -18,8 +18,8 @@ from checkpoints import (
     random_checkpoint,
     without,
 )
-from command_runs import refused
-from commanding import printed
+from helpers.command_runs import refused
+from helpers.commanding import printed
 from safetensors.numpy import load_file, save_file
 
 from bertjax.api import load

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import optax
 import pytest
-from checkpoints import assert_equal, edit_json
 from flax.traverse_util import flatten_dict, unflatten_dict
+from helpers.checkpoints import assert_equal, edit_json
 
 from bertjax.convert import huggingface
 from bertjax.convert.eurobert import EUROBERT

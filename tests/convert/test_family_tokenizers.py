@@ -5,11 +5,11 @@ import json
 
 import numpy as np
 import pytest
-from checkpoints import edit_json
-from commanding import printed
-from made_up_text import write_text
+from helpers.checkpoints import edit_json
+from helpers.commanding import printed
+from helpers.made_up_text import write_text
+from helpers.tiny_config import tiny_config
 from safetensors.numpy import load_file
-from tiny_config import tiny_config
 
 import bertjax
 from bertjax.cli import main as cli

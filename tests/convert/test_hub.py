@@ -5,13 +5,13 @@ import json
 import os
 import shutil
 
-import hub_server
 import huggingface_hub.constants
 import numpy as np
 import pytest
-from checkpoints import random_checkpoint
-from command_runs import overrides, refused
-from commanding import printed
+from helpers import hub_server
+from helpers.checkpoints import random_checkpoint
+from helpers.command_runs import overrides, refused
+from helpers.commanding import printed
 
 import bertjax
 from bertjax.cli import main as cli

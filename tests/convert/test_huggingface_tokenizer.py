@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from checkpoints import edit_json, random_checkpoint
+from helpers.checkpoints import edit_json, random_checkpoint
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 

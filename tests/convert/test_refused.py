@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoints import WIDTH, assert_equal, edit_json, google_checkpoint, without
+from helpers.checkpoints import WIDTH, assert_equal, edit_json, google_checkpoint, without
 from safetensors.numpy import load_file, save_file
 
 from bertjax.convert import huggingface

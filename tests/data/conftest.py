@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from small_corpora import SPECIAL_PIECES, random_documents, write_corpus, write_pieces
+from helpers.small_corpora import SPECIAL_PIECES, random_documents, write_corpus, write_pieces
 
 from bertjax.data.corpus import store
 from bertjax.data.corpus.tokenizer import Tokenizer

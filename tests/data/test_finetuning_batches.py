@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from unpacking import joined
+from helpers.unpacking import joined
 
 from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.finetuning.batches import (

@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from small_corpora import pretraining_batches
-from unpacking import joined, unmasked_ids, unpacked
+from helpers.small_corpora import pretraining_batches
+from helpers.unpacking import joined, unmasked_ids, unpacked
 
 from bertjax.data.corpus.store import map_array
 from bertjax.data.pretraining.config import Masking, Phase, RowFormat, num_predictions

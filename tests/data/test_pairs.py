@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from small_corpora import pretraining_batches, random_documents
+from helpers.small_corpora import pretraining_batches, random_documents
 
 from bertjax.data.corpus import store
 from bertjax.data.corpus.store import open_corpus

@@ -7,9 +7,9 @@ import resource
 
 import numpy as np
 import pytest
-from commanding import refused
-from small_corpora import pretraining_batches, write_corpus
-from unpacking import joined, unmasked_ids
+from helpers.commanding import refused
+from helpers.small_corpora import pretraining_batches, write_corpus
+from helpers.unpacking import joined, unmasked_ids
 
 from bertjax.data.corpus.store import map_array
 from bertjax.data.pretraining.baseline import token_frequency_baseline

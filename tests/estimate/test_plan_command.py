@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from commanding import printed, refused
+from helpers.commanding import printed, refused
 
 from bertjax.estimate.plan import describe_plan
 from bertjax.estimate.topology import CHIPS

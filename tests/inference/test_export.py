@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoints import random_checkpoint
+from helpers.checkpoints import random_checkpoint
 
 import bertjax
 from bertjax.cli.main import main

@@ -10,7 +10,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from commanding import printed, refused
+from helpers.commanding import printed, refused
 
 from bertjax.cli import main as cli
 from bertjax.data.finetuning.batches import inference_batches

@@ -8,7 +8,7 @@ import random
 
 import numpy as np
 import pytest
-from commanding import printed, refused
+from helpers.commanding import printed, refused
 
 import bertjax
 from bertjax.convert import huggingface

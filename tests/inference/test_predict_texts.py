@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from checkpoints import random_checkpoint
-from commanding import printed, refused
 from etils import epath
 from flax.traverse_util import unflatten_dict
+from helpers.checkpoints import random_checkpoint
+from helpers.commanding import printed, refused
 
 import bertjax
 from bertjax.cli import main as cli

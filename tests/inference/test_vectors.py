@@ -7,7 +7,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from commanding import printed, refused
+from helpers.commanding import printed, refused
 
 import bertjax
 from bertjax.inference import encode

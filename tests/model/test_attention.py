@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from meshes import one_device
-from tiny_config import tiny_config
+from helpers.meshes import one_device
+from helpers.tiny_config import tiny_config
 
 from bertjax.errors import UsageError
 from bertjax.model.attention.dispatch import select_attention

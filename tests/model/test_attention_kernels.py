@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from meshes import one_device
+from helpers.meshes import one_device
 
 from bertjax.config.mesh import MeshConfig
 from bertjax.model.attention.flash import flash_attention

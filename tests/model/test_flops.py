@@ -3,7 +3,7 @@
 import types
 
 import pytest
-from tiny_config import tiny_config
+from helpers.tiny_config import tiny_config
 
 from bertjax.estimate.topology import CHIPS
 from bertjax.model import flops

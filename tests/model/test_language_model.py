@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_config import tiny_config
+from helpers.tiny_config import tiny_config
 
 from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import synthetic_batch

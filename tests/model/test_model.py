@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from meshes import one_device
-from tiny_config import tiny_config
+from helpers.meshes import one_device
+from helpers.tiny_config import tiny_config
 
 from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import synthetic_batch

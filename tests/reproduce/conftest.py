@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tiny_table import write_table
+from helpers.tiny_table import write_table
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,10 @@
 import json
 import re
 
-import hub_server
 import pytest
-from checkpoints import random_checkpoint
-from commanding import printed, refused
+from helpers import hub_server
+from helpers.checkpoints import random_checkpoint
+from helpers.commanding import printed, refused
 
 from bertjax.convert import huggingface
 from bertjax.reproduce import runs

@@ -7,10 +7,10 @@ import statistics
 from pathlib import Path
 
 import pytest
-from checkpoints import edit_json
-from command_runs import EXPERIMENTS, refused
-from commanding import printed
-from processes import run_commands
+from helpers.checkpoints import edit_json
+from helpers.command_runs import EXPERIMENTS, refused
+from helpers.commanding import printed
+from helpers.processes import run_commands
 
 from bertjax.cli import main as cli
 from bertjax.reproduce import runner

@@ -6,9 +6,9 @@ import os
 import signal
 
 import pytest
-from command_runs import EXPERIMENTS
-from commanding import refused
 from etils import epath
+from helpers.command_runs import EXPERIMENTS
+from helpers.commanding import refused
 
 from bertjax.cli import main as cli
 from bertjax.errors import BertjaxError, UsageError

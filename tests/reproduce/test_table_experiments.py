@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from commanding import printed
 from flax.traverse_util import flatten_dict
+from helpers.commanding import printed
 
 from bertjax.cli.main import build_parser
 from bertjax.config.load import load_config

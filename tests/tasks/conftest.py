@@ -4,8 +4,8 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from command_runs import train
-from finetuning_data import glue_files
+from helpers.command_runs import train
+from helpers.finetuning_data import glue_files
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from checkpoints import random_checkpoint
-from command_runs import EXPERIMENTS, evaluate, load_task, overrides, read_metrics, train
-from commanding import printed, refused
 from etils import epath
+from helpers.checkpoints import random_checkpoint
+from helpers.command_runs import EXPERIMENTS, evaluate, load_task, overrides, read_metrics, train
+from helpers.commanding import printed, refused
 
 import bertjax
 from bertjax.cli import main as cli

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 import sklearn.utils
-from tiny_config import tiny_config
+from helpers.tiny_config import tiny_config
 
 from bertjax.config.mesh import MeshConfig
 from bertjax.config.optimizer import OptimizerConfig

@@ -7,11 +7,11 @@ import random
 import jax
 import numpy as np
 import pytest
-from command_runs import evaluate, load_task, overrides, predict, read_metrics, refused, train, train_command
-from commanding import printed
-from finetuning_data import WORDS, write_tsv
+from helpers.command_runs import evaluate, load_task, overrides, predict, read_metrics, refused, train, train_command
+from helpers.commanding import printed
+from helpers.finetuning_data import WORDS, write_tsv
+from helpers.small_run import load_final_params
 from safetensors.numpy import save_file
-from small_run import load_final_params
 
 import bertjax
 from bertjax.cli import main as cli

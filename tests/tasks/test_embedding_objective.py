@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from tiny_config import tiny_config
+from helpers.tiny_config import tiny_config
 
 from bertjax.config.mesh import MeshConfig
 from bertjax.data.finetuning.batches import Batching

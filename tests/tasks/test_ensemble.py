@@ -7,9 +7,9 @@ import shutil
 
 import numpy as np
 import pytest
-from command_runs import evaluate, predict, records, refused, train
-from commanding import printed
-from finetuning_data import conll_files, glue_files, learnable_squad_files
+from helpers.command_runs import evaluate, predict, records, refused, train
+from helpers.commanding import printed
+from helpers.finetuning_data import conll_files, glue_files, learnable_squad_files
 
 squad_files_v2 = functools.partial(learnable_squad_files, version="2.0")
 TASKS = {

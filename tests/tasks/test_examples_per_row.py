@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, overrides, read_metrics, train
-from commanding import printed
-from finetuning_data import conll_files
+from helpers.command_runs import EXPERIMENTS, overrides, read_metrics, train
+from helpers.commanding import printed
+from helpers.finetuning_data import conll_files
 
 PACKED = {"data__examples_per_row": 4, "data__bucket": 8}
 

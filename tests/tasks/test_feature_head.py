@@ -5,8 +5,8 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, overrides, predict, refused, train
-from finetuning_data import conll_files, glue_files, squad_files, swag_files
+from helpers.command_runs import EXPERIMENTS, overrides, predict, refused, train
+from helpers.finetuning_data import conll_files, glue_files, squad_files, swag_files
 
 import bertjax
 from bertjax.tasks.build import build_task

@@ -6,11 +6,20 @@ import re
 import shutil
 
 import pytest
-from checkpoints import random_checkpoint
-from command_runs import EXPERIMENTS, evaluate, load_task, overrides, read_metrics, refused, train, train_command
-from commanding import printed
-from finetuning_data import glue_files
-from small_run import with_signal
+from helpers.checkpoints import random_checkpoint
+from helpers.command_runs import (
+    EXPERIMENTS,
+    evaluate,
+    load_task,
+    overrides,
+    read_metrics,
+    refused,
+    train,
+    train_command,
+)
+from helpers.commanding import printed
+from helpers.finetuning_data import glue_files
+from helpers.small_run import with_signal
 
 from bertjax.cli import main as cli
 from bertjax.convert.portable import write_workdir

@@ -9,9 +9,19 @@ import zipfile
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from command_runs import EXPERIMENTS, evaluate, load_task, overrides, predict, read_metrics, records, refused, train
-from commanding import printed
-from finetuning_data import glue_files, swag_files, write_tfds, write_tsv
+from helpers.command_runs import (
+    EXPERIMENTS,
+    evaluate,
+    load_task,
+    overrides,
+    predict,
+    read_metrics,
+    records,
+    refused,
+    train,
+)
+from helpers.commanding import printed
+from helpers.finetuning_data import glue_files, swag_files, write_tfds, write_tsv
 from safetensors.numpy import load_file, save_file
 from tensorflow_datasets.text.glue import Glue
 

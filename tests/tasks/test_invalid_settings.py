@@ -1,7 +1,7 @@
 """Settings that a task does not support are refused before it reads data."""
 
 import pytest
-from command_runs import EXPERIMENTS, refused
+from helpers.command_runs import EXPERIMENTS, refused
 
 LONG = "data.seq_len=600 model.max_position_embeddings=600"
 LEFT = "data.objective=lm model.attention_direction=left"

@@ -7,8 +7,8 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from command_runs import load_task, read_metrics, refused, train, train_command
 from etils import epath
+from helpers.command_runs import load_task, read_metrics, refused, train, train_command
 
 from bertjax.errors import UsageError
 from bertjax.training import checkpoint

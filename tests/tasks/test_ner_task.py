@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from command_runs import load_task, predict, records, refused, train, train_command
-from commanding import printed
-from finetuning_data import conll_files
-from small_run import load_final_params
+from helpers.command_runs import load_task, predict, records, refused, train, train_command
+from helpers.commanding import printed
+from helpers.finetuning_data import conll_files
+from helpers.small_run import load_final_params
 
 from bertjax.cli import main as cli
 

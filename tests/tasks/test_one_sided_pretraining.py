@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, evaluate, load_task, overrides, read_metrics, refused, train
-from commanding import printed
-from finetuning_data import glue_files
-from unpacking import unmasked_ids
+from helpers.command_runs import EXPERIMENTS, evaluate, load_task, overrides, read_metrics, refused, train
+from helpers.commanding import printed
+from helpers.finetuning_data import glue_files
+from helpers.unpacking import unmasked_ids
 
 import bertjax
 from bertjax.cli import main as cli

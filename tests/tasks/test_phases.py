@@ -6,8 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
-from command_runs import evaluate, load_task, read_metrics, train, train_command
-from small_run import with_signal
+from helpers.command_runs import evaluate, load_task, read_metrics, train, train_command
+from helpers.small_run import with_signal
 
 from bertjax.cli.main import main
 from bertjax.data.shard import SINGLE_SHARD

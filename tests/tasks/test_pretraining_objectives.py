@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from command_runs import load_task
+from helpers.command_runs import load_task
 
 from bertjax.data.corpus.prepare import prepare
 from bertjax.data.schema import synthetic_batch

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, evaluate, load_task, overrides, read_metrics, train, train_command
-from commanding import printed
-from finetuning_data import glue_files
 from flax.traverse_util import flatten_dict
-from tiny_config import tiny_config
+from helpers.command_runs import EXPERIMENTS, evaluate, load_task, overrides, read_metrics, train, train_command
+from helpers.commanding import printed
+from helpers.finetuning_data import glue_files
+from helpers.tiny_config import tiny_config
 
 import bertjax
 from bertjax.cli import main as cli

@@ -5,8 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, load_task, overrides, read_metrics, refused, train_command
-from finetuning_data import squad_files
+from helpers.command_runs import EXPERIMENTS, load_task, overrides, read_metrics, refused, train_command
+from helpers.finetuning_data import squad_files
 
 from bertjax.cli import main as cli
 from bertjax.metrics.metric import Metric

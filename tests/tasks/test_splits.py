@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_runs import load_task, predict, read_metrics, refused, train, train_command
-from finetuning_data import conll_files, glue_files, squad_files, swag_files
+from helpers.command_runs import load_task, predict, read_metrics, refused, train, train_command
+from helpers.finetuning_data import conll_files, glue_files, squad_files, swag_files
 
 from bertjax.data.finetuning.examples import make_examples
 from bertjax.data.finetuning.tables import ReadStats

@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from command_runs import load_task, predict, records, train
-from commanding import failure, printed
-from finetuning_data import learnable_squad_files
+from helpers.command_runs import load_task, predict, records, train
+from helpers.commanding import failure, printed
+from helpers.finetuning_data import learnable_squad_files
 
 from bertjax.cli import main as cli
 from bertjax.data.finetuning.questions import Question

@@ -4,8 +4,8 @@ import csv
 
 import numpy as np
 import pytest
-from command_runs import predict, records, train
-from finetuning_data import swag_files
+from helpers.command_runs import predict, records, train
+from helpers.finetuning_data import swag_files
 
 
 @pytest.mark.ci

@@ -7,9 +7,9 @@ import shutil
 import signal
 
 import pytest
-from command_runs import EXPERIMENTS, overrides
-from commanding import refused
 from etils import epath
+from helpers.command_runs import EXPERIMENTS, overrides
+from helpers.commanding import refused
 
 from bertjax.cli import main as cli
 from bertjax.errors import BertjaxError

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, evaluate, load_task, overrides, refused
+from helpers.command_runs import EXPERIMENTS, evaluate, load_task, overrides, refused
 
 from bertjax.cli import main as cli
 from bertjax.errors import UsageError

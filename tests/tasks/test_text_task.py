@@ -5,8 +5,18 @@ import re
 
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, evaluate, load_task, overrides, predict, records, refused, train, train_command
-from commanding import printed
+from helpers.command_runs import (
+    EXPERIMENTS,
+    evaluate,
+    load_task,
+    overrides,
+    predict,
+    records,
+    refused,
+    train,
+    train_command,
+)
+from helpers.commanding import printed
 
 from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from small_run import make
+from helpers.small_run import make
 
 from bertjax.training import train as loop
 

@@ -5,10 +5,10 @@ import shutil
 
 import numpy as np
 import pytest
-from checkpoints import random_checkpoint
-from command_runs import EXPERIMENTS, refused, train, train_command
-from commanding import failure
-from small_run import load_final_params
+from helpers.checkpoints import random_checkpoint
+from helpers.command_runs import EXPERIMENTS, refused, train, train_command
+from helpers.commanding import failure
+from helpers.small_run import load_final_params
 
 from bertjax.cli import main as cli
 from bertjax.convert import huggingface

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from tiny_config import tiny_config
+from helpers.tiny_config import tiny_config
 
 from bertjax.config.mesh import MeshConfig
 from bertjax.config.optimizer import OptimizerConfig

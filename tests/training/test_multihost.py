@@ -12,10 +12,10 @@ from unittest.mock import Mock
 import jax
 import numpy as np
 import pytest
-from command_runs import EXPERIMENTS, read_metrics
+from helpers.command_runs import EXPERIMENTS, read_metrics
+from helpers.processes import WORKER, run_commands, start_processes, train_command
+from helpers.small_run import config_arguments
 from jax.experimental import multihost_utils
-from processes import WORKER, run_commands, start_processes, train_command
-from small_run import config_arguments
 
 from bertjax.cli import main as cli
 from bertjax.config.mesh import ClusterConfig

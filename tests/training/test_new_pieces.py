@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from checkpoints import random_checkpoint
-from command_runs import EXPERIMENTS, overrides, refused
-from small_run import load_final_params
+from helpers.checkpoints import random_checkpoint
+from helpers.command_runs import EXPERIMENTS, overrides, refused
+from helpers.small_run import load_final_params
 
 from bertjax.cli import main as cli
 from bertjax.convert import huggingface

@@ -7,8 +7,8 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from tiny_config import tiny_config
-from unpacking import unpacked
+from helpers.tiny_config import tiny_config
+from helpers.unpacking import unpacked
 
 from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import synthetic_batch

@@ -3,7 +3,7 @@
 import jax
 import pytest
 from etils import epath
-from small_run import make
+from helpers.small_run import make
 
 from bertjax.training import train as loop
 from bertjax.training.bench import bench_input, input_table

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.tiny_config import tiny_config
 from hlo_program import read_program
 from jax.sharding import Mesh
-from tiny_config import tiny_config
 
 from bertjax.config.mesh import MeshConfig
 from bertjax.config.optimizer import OptimizerConfig

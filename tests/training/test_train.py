@@ -16,10 +16,17 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from command_runs import read_metrics, refused
 from etils import epath
-from processes import environment_of
-from small_run import config_arguments, load_final_params, make, with_attributes, with_changed_batch, with_signal
+from helpers.command_runs import read_metrics, refused
+from helpers.processes import environment_of
+from helpers.small_run import (
+    config_arguments,
+    load_final_params,
+    make,
+    with_attributes,
+    with_changed_batch,
+    with_signal,
+)
 
 from bertjax.data.corpus.store import open_corpus
 from bertjax.data.corpus.vocabulary import ENTRY

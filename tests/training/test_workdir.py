@@ -9,9 +9,9 @@ from unittest.mock import Mock
 import jax
 import numpy as np
 import pytest
-from command_runs import read_metrics
 from etils import epath
-from small_run import load_final_params, make, with_changed_batch
+from helpers.command_runs import read_metrics
+from helpers.small_run import load_final_params, make, with_changed_batch
 
 from bertjax.data.corpus.prepare import prepare
 from bertjax.data.shard import SINGLE_SHARD

@@ -3,7 +3,7 @@ import pytest
 from etils import epath
 from etils.epath import backend, gpath
 from fsspec.implementations.memory import MemoryFileSystem
-from preparing import WORDS
+from helpers.preparing import WORDS
 
 from bertjax.data.corpus.vocabulary import SPECIAL_PIECES
 

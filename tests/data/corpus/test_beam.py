@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from preparing import bytes_of, children, leftovers, make_text, prepare_process, run, write_text
+from helpers.preparing import bytes_of, children, leftovers, make_text, prepare_process, run, write_text
 
 from bertjax.cli import main as cli
 from bertjax.data.corpus import chunks, store

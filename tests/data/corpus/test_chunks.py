@@ -4,7 +4,7 @@ import itertools
 import random
 
 import pytest
-from preparing import bytes_of, make_text, run, write_text
+from helpers.preparing import bytes_of, make_text, run, write_text
 
 from bertjax.data.corpus import chunks, documents, readers, store
 from bertjax.data.corpus.vocabulary import load_vocabulary

@@ -5,12 +5,12 @@ import sys
 from collections import Counter
 
 import datasets.config
-import hub_server
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from finetuning_data import write_tfds
-from preparing import run
+from helpers import hub_server
+from helpers.finetuning_data import write_tfds
+from helpers.preparing import run
 
 from bertjax.data.corpus import chunks, readers, store
 from bertjax.data.corpus.datasets import parse_dataset, tfds_texts

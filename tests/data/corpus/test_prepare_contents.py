@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from preparing import bytes_of, documents_of, make_text, run, write_text
+from helpers.preparing import bytes_of, documents_of, make_text, run, write_text
 
 from bertjax.data.corpus import chunks, prepare, readers, store, vocabulary_training
 from bertjax.data.corpus import documents as documents_module

@@ -9,8 +9,8 @@ import threading
 import time
 
 import pytest
-from commanding import refused
-from preparing import bytes_of, children, leftovers, make_text, prepare_process, run, write_text
+from helpers.commanding import refused
+from helpers.preparing import bytes_of, children, leftovers, make_text, prepare_process, run, write_text
 
 import bertjax.data.corpus
 from bertjax.data.corpus import prepare, store

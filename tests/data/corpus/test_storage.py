@@ -8,9 +8,9 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from command_runs import load_task
 from filelock import FileLock
-from preparing import bytes_of, make_text
+from helpers.command_runs import load_task
+from helpers.preparing import bytes_of, make_text
 
 from bertjax.data.corpus import chunks, prepare, readers, store
 from bertjax.data.corpus.store import MANIFEST, open_corpus

@@ -8,8 +8,8 @@ import sys
 from collections import Counter
 
 import pytest
-from commanding import printed
-from preparing import leftovers, make_text, run, write_text
+from helpers.commanding import printed
+from helpers.preparing import leftovers, make_text, run, write_text
 
 from bertjax.data.corpus import prepare, store
 from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer

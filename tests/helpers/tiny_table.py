@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from command_runs import EXPERIMENTS, overrides
-from finetuning_data import glue_files
+from helpers.command_runs import EXPERIMENTS, overrides
+from helpers.finetuning_data import glue_files
 
 _TABLE = """
 from bertjax.presets import arguments

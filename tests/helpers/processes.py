@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-EXPERIMENT = Path(__file__).parents[1] / "experiments" / "pretrain.py"
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
 # Script of each process: connects to the other processes, then runs several bertjax commands one after the other.
 WORKER = """
 import json, os, sys

@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import tensorflow as tf
-from tiny_config import SIZES, tiny_config
 
 from bertjax.convert.bert import BERT
 from bertjax.convert.family import OUTPUT_KINDS
 from bertjax.convert.portable import PortableCheckpoint
 from bertjax.data.corpus.vocabulary import load_vocabulary
+from helpers.tiny_config import SIZES, tiny_config
 
 LAYERS, WIDTH = SIZES["num_hidden_layers"], SIZES["hidden_size"]
 GOOGLE_CONFIG = {**SIZES, "type_vocab_size": 2, "hidden_act": "gelu", "attention_probs_dropout_prob": 0.2}

@@ -11,7 +11,7 @@ from bertjax.training.checkpoint import find_checkpoint
 from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.parameters import load_params_on_host
 
-EXPERIMENT = Path(__file__).parents[1] / "experiments" / "pretrain.py"
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pretrain.py"
 # Logging every 3 steps and saving every 4 puts most checkpoints between two log lines.
 SCHEDULE = {
     "steps": 14,

@@ -5,15 +5,15 @@ import json
 from pathlib import Path
 
 import pytest
-from commanding import printed
-from commanding import refused as refused_command
 
 from bertjax.cli import main as cli
 from bertjax.tasks.build import build_task
 from bertjax.tasks.task import Task
 from bertjax.training.checkpoint_config import experiment_config
+from helpers.commanding import printed
+from helpers.commanding import refused as refused_command
 
-EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 MODEL = {
     # The default is bfloat16 on some processors.
     "model.dtype": "float32",

@@ -9,7 +9,7 @@ from bertjax.presets import grid_values, load_settings
 from bertjax.reproduce.runner import load_table
 from bertjax.training.checkpoint_config import experiment_config
 
-EXPERIMENTS = sorted(file.stem for file in (Path(__file__).parents[1] / "experiments").glob("*.py"))
+EXPERIMENTS = sorted(file.stem for file in (Path(__file__).parents[2] / "experiments").glob("*.py"))
 
 
 def check_command(arguments: list[str]) -> None:
