@@ -39,6 +39,8 @@ _BOOK_EDGE = re.compile(
 _SEPARATOR = "<|endoftext|>"
 _SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>|<\|endoftext\|>$", re.MULTILINE)
 _ANY_SEPARATOR = re.compile(re.escape(_SEPARATOR))
+# Line with the title of an article in WikiText: ` = Title = `. Headings of sections have more signs: ` = = Plot = = `.
+_TITLE_LINE = re.compile(r"^ ?= [^\n]*(?<!=) = ?$", re.MULTILINE)
 # Divide longer paragraphs, because `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
 # Characters to replace by spaces, because `sentencex` fails next to multi-byte whitespace. U+0085 is removed instead,
@@ -114,20 +116,25 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
     - One paragraph per line, with blank lines mostly between groups of paragraphs: each group is a document.
 
     Each book of Project Gutenberg in a file is a document, without its license. So is each text between two
-    `<|endoftext|>`.
+    `<|endoftext|>`, and each article of WikiText.
     """
     first = next(blocks, "")
+    blocks = itertools.chain([first], blocks)
     edge = _BOOK_EDGE.search(first)
-    has_books = edge is not None and edge[1] == "START"
-    if has_books:
-        blocks = _books(itertools.chain([first], blocks))
-        first = next(blocks, "")
+    is_divided = True
+    if edge is not None and edge[1] == "START":
+        blocks = _books(blocks)
+    elif _TITLE_LINE.search(first):
+        blocks = _articles(blocks)
+    else:
+        is_divided = _SEPARATOR_LINE.search(first) is not None
+    first = next(blocks, "")
     groups = [group.split("\n") for group in _BLANK_LINE.split(first.replace(_SEPARATOR, "\n").strip())]
     lines = [line.strip() for group in groups for line in group]
     with_paragraphs = sum(len(group) > 1 for group in groups)
     blocks = itertools.chain([first], blocks)
     layout = WRAPPED if is_wrapped(lines) else PARAGRAPHS
-    if has_books or _SEPARATOR_LINE.search(first):
+    if is_divided:
         return _documents(_divide(blocks, _ANY_SEPARATOR), layout, problems)
     if layout == PARAGRAPHS and len(groups) > 1 and 2 * with_paragraphs > len(groups):
         return _documents(_divide(blocks, _BLANK_LINE), layout, problems)
@@ -147,6 +154,19 @@ def _books(blocks: Iterable[str]) -> Iterator[str]:
             book += text[at : edge.start()] + _SEPARATOR if inside else ""
             inside, at = edge[1] == "START", edge.end()
         yield book + text[at:] + newline if inside else book
+
+
+def _articles(blocks: Iterable[str]) -> Iterator[str]:
+    """Yields the text of a file of WikiText, with `_SEPARATOR` before the title of each article."""
+    rest = ""
+    for block in itertools.chain(blocks, ["\n"]):
+        text, newline, rest = (rest + block).rpartition("\n")
+        yield _TITLE_LINE.sub(rf"{_SEPARATOR}\g<0>", text) + newline
+
+
+def is_title(line: str) -> bool:
+    """Returns whether a line is the title of an article in WikiText."""
+    return _TITLE_LINE.fullmatch(line.rstrip("\n")) is not None
 
 
 def wiki(blocks: Iterable[str], problems: Counter[str]) -> Iterator[Text]:

@@ -44,6 +44,8 @@ NO_TEXT = re.compile(
 _NO_CORPUS = re.compile(
     rb"\s*(\{'[^'\n]*':|\[\s*\"[^\"\n]*\"\s*[,\]]|<(head|body|tei|(?-i:DOC))(?=[\s>]))", re.IGNORECASE
 )
+# Number of rows at the start of a dataset. If one is the title of an article, the rows are lines of WikiText.
+_START_ROWS = 100
 # Number of lines at the start of a file. If each has a tab between words, the file is a table.
 _TABLE_LINES = 20
 # A file is not UTF-8 if more than these bytes at its start are invalid, and most of its bytes outside ASCII are.
@@ -169,14 +171,24 @@ def read(
 
 
 def _read_dataset(source: Source, problems: Counter[str], advance: Callable[[int], object]) -> Iterator[Text]:
-    if source.kind == "tfds":
-        texts = datasets.tfds_texts(source.name, source.split, source.data_dir)
-    else:
-        texts = datasets.hub_texts(source.name, source.split, source.column)
-    for text in texts:
-        problems["nul_characters"] += text.count("\0")
-        advance(len(text.encode("utf-8", "surrogatepass")))
-        yield Text(text, PARAGRAPHS)
+    """Returns the rows of a dataset as documents, or its articles if the rows are lines of WikiText."""
+
+    def read_rows() -> Iterator[str]:
+        if source.kind == "tfds":
+            texts = datasets.tfds_texts(source.name, source.split, source.data_dir)
+        else:
+            texts = datasets.hub_texts(source.name, source.split, source.column)
+        for text in texts:
+            problems["nul_characters"] += text.count("\0")
+            advance(len(text.encode("utf-8", "surrogatepass")))
+            yield text
+
+    rows = read_rows()
+    start = [*itertools.islice(rows, _START_ROWS)]
+    if any(map(documents.is_title, start)):
+        lines = (f"{row}\n" for row in rows)
+        return documents.prose(itertools.chain(["".join(f"{row}\n" for row in start)], lines), problems)
+    return (Text(row, PARAGRAPHS) for row in itertools.chain(start, rows))
 
 
 def write_texts(texts: Iterable[Text], file: BinaryIO) -> None:

@@ -103,6 +103,14 @@ def test_rows_are_documents_in_order(hub, letters, tmp_path):
     assert manifest["problems"]["nul_characters"] == 1
 
 
+def test_articles_are_documents_if_rows_are_lines_of_wikitext(hub):
+    rows = ["", " = First = \n", "", " The first . \n", " = = Plot = = \n", " More . \n", " = Next = \n", " Text . \n"]
+    hub.push("datasets/org/wikitext", {"train.jsonl": lines(*({"text": row} for row in rows))})
+    (source,), _ = readers.find_sources(["hf:org/wikitext:train"])
+    texts = [document.text.split() for document in readers.read(source, Counter())]
+    assert texts == ["".join(rows[:6]).split(), "".join(rows[6:]).split()]
+
+
 def test_column_and_config_of_a_dataset_can_be_chosen(hub):
     card = "---\nconfigs:\n- config_name: en\n  data_files: en.jsonl\n- config_name: de\n  data_files: de.jsonl\n---\n"
     files = {"README.md": card.encode(), "en.jsonl": lines({"title": "a", "body": "b"}), "de.jsonl": lines({"t": "c"})}

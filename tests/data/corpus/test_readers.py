@@ -136,6 +136,19 @@ def test_documents_end_at_separators_of_language_models(kind, is_divided, tmp_pa
     assert len(read(f"{kind}:{tmp_path}/f")[0]) == 3
 
 
+WIKITEXT = (
+    " \n = First = \n \n The first . It ends = here = . \n \n = = Plot = = \n \n More . \n \n = Next = \n \n Text . \n"
+)
+
+
+@pytest.mark.parametrize("block_bytes", [1 << 20, 61])
+def test_articles_of_wikitext_are_documents(block_bytes, tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "_READ_BYTES", block_bytes)
+    (tmp_path / "wiki.train.raw").write_text(WIKITEXT)
+    texts = [text for _, text in read(f"prose:{tmp_path}/wiki.train.raw")[0]]
+    assert "".join(texts).strip() == WIKITEXT.strip() and [text.split()[1] for text in texts] == ["First", "Next"]
+
+
 def test_tables_and_texts_in_another_encoding_are_rejected(tmp_path):
     (tmp_path / "sentences.txt").write_text("".join(f"{line}\t{PARAGRAPH}\n" for line in range(30)))
     with pytest.raises(UsageError, match="sentences.txt is a table: each line has a tab"):
