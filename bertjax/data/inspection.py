@@ -38,7 +38,7 @@ def write_batches(batches: Iterable[Mapping[str, np.ndarray]], path: str | Path)
 
 
 def format_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary, labels: Sequence[str] = ()) -> str:
-    """Formats a row of a pre-training or fine-tuning batch: each sequence's pieces by segment, and its label or answer.
+    """Formats a row of a pre-training or fine-tuning batch: the pieces of each segment, and the label or answer.
 
     A tagged piece is followed by the tag of its word, as in `jo/B-PER`. A predicted piece is followed by the original
     piece: `[MASK]←paris`, `tree←paris (random)`, `paris (kept)`. `labels` lists the names of classes, tags or pair
@@ -90,7 +90,7 @@ def _paragraph(head: str, words: Iterable[str]) -> list[str]:
 
 
 def _format_label(batch: Mapping[str, np.ndarray], place: Any, names: Sequence[str]) -> list[str]:
-    """Formats a class id, a regression value, a multi-label 0/1 vector, or the index of the correct sequence."""
+    """Formats the label at index `place`: a class, number, multi-label vector, or the index of the correct sequence."""
     labels = batch.get("labels", batch.get("next_sentence_labels"))
     if labels is None:
         return []

@@ -14,8 +14,7 @@ class ArraySpec:
     name: str  # key in the batch
     axes: tuple[str, ...]  # names of the axes after the row axis
     dtype: str = "int32"  # int32 or float32
-    # Key of a number n in the `sizes` of `synthetic_batch`. The array is filled with random integers below n (default:
-    # "", filled with 1).
+    # `synthetic_batch` fills the array with random integers below `sizes[num_values]` (default: "", fills it with 1).
     num_values: str = ""
     ascending: bool = False  # whether `synthetic_batch` fills the last axis with 0, 1, 2, ...
     padding: int = 0  # value in padding rows

@@ -17,7 +17,7 @@ PAIR_SPECIAL_TOKENS, TEXT_SPECIAL_TOKENS = 3, 2
 # Maximum number of sentence pairs per packed row. On Wikipedia at length 512, a limit of 4 leaves 0.7 % padding, and a
 # limit of 8 leaves 0.1 %. At length 128, a limit above 2 has no effect, since most pairs are longer than half a row.
 MAX_PAIRS_PER_ROW = 8
-# A packed row of L tokens has at most L // 32 documents.
+# A packed row of L tokens has at most max(8, L // 32) documents.
 _TOKENS_PER_DOCUMENT = 32
 # Positions that the model predicts, and their original tokens. Unused predictions have weight 0.
 PREDICTIONS: Schema = (
@@ -45,21 +45,21 @@ PACKED_BATCH: Schema = (
 class RowFormat:
     """Row format of a pre-training objective: sentence pairs, documents, or running text.
 
-    Sentence pairs: an epoch is one pass of `pairs.document_pairs`. Pairs are truncated to L - 3 tokens.
-    Training cycles through several independent passes. In packed rows, each pair is truncated and masked on its own.
-    Documents: an epoch is one pass of `pairs.document_pieces`, packed like pairs.
-    Running text: the rows of an epoch are those of `rows.running_text_lookup`, spans of L - 2 tokens, so that each
-    token is in exactly one row. Rows may cross the boundaries of sentences and documents.
+    Sentence pairs: `pairs.document_pairs` divides the corpus into pairs, differently in each pass. Training
+    cycles through the passes, one per epoch. Each pair is truncated to L - 3 tokens and masked on its own.
+    Documents: `pairs.document_pieces` divides documents into pieces, which are packed and masked like pairs.
+    Running text: `rows.running_text_lookup` divides the corpus into rows of L - 2 consecutive tokens, which may cross
+    sentence and document boundaries. In an epoch, each token is in exactly one row.
     """
 
-    # Kind of sentence pairs, see `document_pairs` (default: "", documents if `packed`, else running text).
+    # Kind of sentence pairs, see `document_pairs` (default: "", no pairs: documents if `packed`, else running text).
     pairing: str = ""
     packed: bool = False  # whether a row contains several pairs or documents
-    masked: bool = True  # whether tokens are masked; required for pairs and packed rows
+    masked: bool = True  # whether tokens are masked; must be True for pairs and packed rows
 
     @property
     def schema(self) -> Schema:
-        """Schema of a batch. A language model predicts every token, so its batches do not list positions."""
+        """Schema of a batch. Without masking, a language model predicts every token, so no positions are listed."""
         return (PACKED_BATCH if self.packed else MASKED_LM_BATCH) if self.masked else SEQUENCE
 
 
@@ -99,13 +99,12 @@ class PhaseConfig(Section, prefix="config.phases[]."):
     """Config of a training phase, an item of `config.phases`. Unset fields take the run's values.
 
     Attributes:
-      share: number of steps, relative to the shares of the other phases.
+      share: relative number of steps; the phase has `share` / (sum of all shares) of the run's steps.
       seq_len: tokens per row (default: `data.seq_len`).
-      batch_size: rows of the global batch (default: 0, as many tokens as in `data.batch_size` rows of `data.seq_len`).
+      batch_size: rows of the global batch (default: 0, `data.batch_size * data.seq_len / seq_len`, rounded down).
       mask_rate: fraction of a row's tokens to predict (default: `data.masking.rate`).
-      learning_rate: peak to which the learning-rate schedule is scaled (default: `optimizer.learning_rate`).
-      global_rope_theta: RoPE theta (default: `model.global_rope_theta`). Checkpoints of this phase
-        store this value.
+      learning_rate: peak learning rate; scales the learning-rate schedule (default: `optimizer.learning_rate`).
+      global_rope_theta: RoPE theta (default: `model.global_rope_theta`). Checkpoints of this phase store this value.
       local_rope_theta: RoPE theta of layers with local attention (default: `model.local_rope_theta`).
     """
 
@@ -124,7 +123,7 @@ class Phase:
 
     seq_len: int  # tokens per row, including special tokens and padding
     batch_size: int  # rows of the global batch
-    max_predictions: int  # maximum predictions per sentence pair or document. Rows that are not packed contain one.
+    max_predictions: int  # maximum predictions per sentence pair or document, or per row if rows are not packed
     start_step: int  # first step of the phase
     stop_step: int  # end step (exclusive)
     row_format: RowFormat = RowFormat()  # see `RowFormat` (default: running text)

@@ -14,7 +14,7 @@ from bertjax.data.corpus.vocabulary import Vocabulary
 from bertjax.data.pretraining.config import Masking, Phase, num_predictions
 from bertjax.data.pretraining.rows import TokenRows
 
-# Probability that a group of words ends after each word. Its number of words is thus geometric (SpanBERT, section 3.1).
+# A group of words ends after each word with this probability, so its length is geometric (SpanBERT, section 3.1).
 _SPAN_END_PROBABILITY = 0.2
 # Maximum number of words, or groups of words, to skip because they need more predictions than remain.
 _SKIPPED_GROUPS = 2
@@ -48,7 +48,7 @@ def choose_positions(rows: TokenRows, uniforms: tf.Tensor, vocabulary: Vocabular
         return -tf.math.top_k(-tf.where(chosen, order, seq_len), row_predictions).values
 
     groups = _word_groups(rows, candidates, uniforms, vocabulary, masking.max_span)
-    groups += seq_len * tf.range(tf.shape(groups)[0])[:, None]  # index in the batch
+    groups += seq_len * tf.range(tf.shape(groups)[0])[:, None]  # makes indices unique in the batch
     sizes = tf.math.unsorted_segment_sum(
         tf.reshape(tf.cast(candidates, tf.int32), [-1]), tf.reshape(groups, [-1]), tf.size(groups)
     )
@@ -113,11 +113,11 @@ def _is_ordinary(vocabulary: Vocabulary) -> np.ndarray:
 def _random_order(
     is_group: tf.Tensor, starts: tf.Tensor, uniforms: tf.Tensor, ranks: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Orders the groups of each span at random. A group is one token or several tokens.
+    """Orders the groups of each span at random. A group is a token, or several tokens such as a word.
 
-    `is_group` is bool [B, L]. Returns, for each rank, whether a group has this rank (bool), and the group's index in
-    the row (int32). The shape is [B, `ranks`] for rows of one span. In packed rows, it is [B, L], and the ranks of a
-    span begin at its first position.
+    `is_group`, bool [B, L], marks the index of each group. Returns two arrays over ranks: whether a group has this rank
+    (bool), and the group's index in the row (int32). Their shape is [B, `ranks`] for rows of one span. In packed rows,
+    it is [B, L], and the ranks of a span start at the position where the span starts.
     """
     is_packed = starts.shape[1] != 1
     # Shift the keys of later spans down, so that spans stay in order. In float64, the shifted keys are exact.

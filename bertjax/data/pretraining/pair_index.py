@@ -188,7 +188,7 @@ def _open(path: Path, settings: dict[str, Any], corpus: Corpus) -> PairIndex:
 
 
 def _write(path: Path, settings: dict[str, Any], split: Split) -> None:
-    # Remove old temporary files of killed processes; those of running processes are recent, because they write often.
+    # Remove temporary files of killed processes. Files of running processes are newer, because they write often.
     remove_temporaries(path.parent, min_age_seconds=3600)
     ends: list[int] = []
     runs: list[list[int]] = []

@@ -20,12 +20,12 @@ _GOLDEN_RATIO = 0.6180339887498949
 # Fields of a pair before truncation: token offsets and lengths of A and B; label (an index in LABELS).
 RECORD = np.dtype([("a_start", "<i8"), ("b_start", "<i8"), ("a_length", "<i4"), ("b_length", "<i4"), ("label", "<i4")])
 
-# Maximum fraction of a row that may stay free, so that a piece of a document ends with a sentence. On Wikipedia at
-# length 512, packed rows have 2 % padding, and 3 to 5 % without this limit.
+# A piece of a document may be shorter than the row by up to this fraction, to end at a sentence boundary. On Wikipedia
+# at length 512, packed rows have 2 % padding with this limit, and 3 to 5 % without it.
 _MAX_GAP = 1 / 16
 
 # Maximum pairs and rounds per array that `document_pairs` yields, to bound memory. A round makes one pair from each
-# unfinished document. Late rounds make few pairs, so the overhead of storing each round also needs a limit.
+# unfinished document. Rounds are also limited, because late rounds make few pairs but have a fixed overhead.
 _MAX_PAIRS = 1 << 18
 _MAX_ROUNDS = 1 << 12
 

@@ -31,7 +31,7 @@ class Spans(NamedTuple):
     b_start: tf.Tensor  # offset of B in tokens
     b_length: tf.Tensor  # tokens of B. 0 if rows do not contain pairs.
     label: tf.Tensor  # 0 or 1, see `LABELS` in `pairs.py`. -1 if rows do not contain pairs.
-    slots: Any = None  # row index * S + index of the span in its row, ascending (default: None, one span per row)
+    slots: Any = None  # row index * S + index in the row, per span, ascending (default: None, one span per row)
 
 
 # Maps row numbers and epochs, int64 [B], to the spans of these rows.
@@ -39,7 +39,7 @@ Lookup = Callable[[tf.Tensor, tf.Tensor], Spans]
 
 
 def stream_key(*parts: int) -> np.uint64:
-    """Derives the 64-bit key of a random stream from seeds and, last, its purpose, such as masking."""
+    """Derives the 64-bit key of a random stream from seeds, followed by the stream's purpose, such as masking."""
     return np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]
 
 
@@ -143,7 +143,7 @@ class TokenRows(NamedTuple):
     sequence_ids: tf.Tensor  # index of each token's span in its row, starting at 1, or 0 for padding, [B, L]
     position_ids: tf.Tensor  # index of each token in its span, or 0 for padding, [B, L]
     starts: tf.Tensor  # for each position, the start of its span in the row, [B, L]; [B, 1] if rows have one span
-    # Tokens in the span of each position, shaped like `starts`. Padding belongs to the last span of its row.
+    # Number of tokens in the span of each position, shaped like `starts`. Padding belongs to the last span of its row.
     lengths: tf.Tensor
     labels: tf.Tensor  # label of each span, [B, S], or -1 if there are fewer spans
 
