@@ -1,9 +1,9 @@
 """Steps that create a corpus, for the runners in `prepare.py` and `run_beam.py`.
 
 The steps divide the inputs into chunks of whole documents, encode each chunk to a shard, and merge the shards to the
-arrays of the corpus, in text order and with bounded memory. The names of a step's files depend only on its input.
-Copies of a step that run concurrently write equal files. Encoding writes a small JSON file last, and is skipped if this
-file exists. A shard PATH has three files:
+arrays of the corpus, in text order and with bounded memory. A step may run several times, even concurrently, because
+its files have names and contents that depend only on its input. Encoding writes a small JSON file last, and is skipped
+if this file exists. A shard PATH has three files:
 
     PATH.tokens      uint16 or uint32 [tokens]: token ids
     PATH.sentences   uint32 [sentences]: number of tokens of each sentence
@@ -84,7 +84,7 @@ class Shard:
     def select(self, array: str, heldout_below: int, heldout: bool) -> Iterator[np.ndarray]:
         """Yields the elements of `tokens` or `sentences` of one split, in blocks, which may be empty.
 
-        With `heldout`, selects the held-out documents, whose hash is below `heldout_below`, else all others.
+        `heldout` selects the held-out documents, whose hash is below `heldout_below`; otherwise, selects all others.
         """
         dtype = np.dtype(self.token_dtype if array == "tokens" else np.uint32)
         with as_path(f"{self.path}.{array}").open("rb") as file:
@@ -237,10 +237,10 @@ def min_documents(documents: int) -> int:
 def balanced_threshold(hashes: np.ndarray, heldout_below: int) -> int:
     """Returns the threshold, adjusted so that each split has at least `min_documents` documents, if possible.
 
-    If a split lacks n documents, the threshold moves past the n nearest distinct hashes of the other split. It does
-    not move if the other split would then have too few documents. An exception is an empty training split, which always
-    gets a document. Equal documents have equal hashes, so they are in the same split. `hashes`, uint64 [documents], are
-    those of all documents with sentences.
+    If a split lacks n documents, moves the threshold past the n nearest distinct hashes of the other split, unless the
+    other split would then have too few documents. An empty training split always gets a document. Equal documents have
+    equal hashes, so they are in the same split. `hashes`, uint64 [documents], are the hashes of all documents with
+    sentences.
     """
     is_heldout = hashes < heldout_below
     train, heldout = hashes[~is_heldout], hashes[is_heldout]

@@ -25,21 +25,21 @@ MAX_SENTENCE_CHARS = 8192
 _BLANK_LINE = re.compile(r"\n\s*\n")
 _DOC_OPEN = re.compile(r"<doc\b.*(?<!</doc)>\s*")
 _DOC_CLOSE = "</doc>"
-# Start of a WikiExtractor article and its title, which are not escaped.
+# `<doc>` tag and title line of an article, which WikiExtractor does not escape.
 _TAG_AND_TITLE = re.compile(r"^<doc\b.*\n?.*", re.MULTILINE)
 _NOT_ESCAPED = re.compile("&(?!amp;|lt;|gt;)")
 _TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
-# Start or end of a book of Project Gutenberg, which ends with *** in this line or paragraph. The license and notes of
-# the publisher surround the book.
+# Marker at the start or end of a Project Gutenberg book, up to the next *** of the paragraph, else to the line's end.
+# License and publisher's notes are outside the two markers.
 _BOOK_EDGE = re.compile(
     r"^\*\*\* ?(START|END) OF TH(?:E|IS) PROJECT GUTENBERG EBOOK(?:(?:.|\n(?!\s*\n))*?\*\*\*|.*)", re.MULTILINE
 )
-# Separator of documents in corpora of language models. It is used if the first megabyte of a file has it at the start
-# or end of a line. Then, blank lines only separate paragraphs.
+# Document separator in corpora of language models. If a file has it at the start or end of a line in the first
+# megabyte, it divides the file into documents, and blank lines only separate paragraphs.
 _SEPARATOR = "<|endoftext|>"
 _SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>|<\|endoftext\|>$", re.MULTILINE)
 _ANY_SEPARATOR = re.compile(re.escape(_SEPARATOR))
-# Line with the title of an article in WikiText: ` = Title = `. Headings of sections have more signs: ` = = Plot = = `.
+# Line with the title of an article in WikiText: ` = Title = `. Section headings have several `=`: ` = = Plot = = `.
 _TITLE_LINE = re.compile(r"^ ?= [^\n]*(?<!=) = ?$", re.MULTILINE)
 # Divide longer paragraphs, because `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
@@ -47,7 +47,7 @@ _MAX_PARAGRAPH_CHARS = 1 << 16
 # as in BERT's tokenizer.
 _WIDE_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _SENTENCE_END = re.compile("[.!?:;\u2026\u3002\uff01\uff1f][\"'\u2019\u201d\u300d\u300f\uff09)\\]*_]*$")
-# Maximum characters of a line in wrapped text, and maximum fraction of lines that are longer, such as web addresses.
+# Maximum characters of a line in wrapped text, and maximum fraction of longer lines, such as web addresses.
 _MAX_WRAPPED_CHARS = 120
 _MAX_LONG_LINES = 0.05
 # A line ends a paragraph if it ends a sentence and is shorter than this fraction of the longest wrapped line.
@@ -147,7 +147,7 @@ def _books(blocks: Iterable[str]) -> Iterator[str]:
     for block in itertools.chain(blocks, ["\n\n"]):
         text, newline, rest = (rest + block).rpartition("\n")
         start = text.rfind("\n***")
-        if start >= 0 and "\n\n" not in text[start:]:  # perhaps the first line of an edge
+        if start >= 0 and "\n\n" not in text[start:]:  # perhaps an incomplete `_BOOK_EDGE`
             text, newline, rest = text[:start], "", text[start:] + newline + rest
         book, at = "", 0
         for edge in _BOOK_EDGE.finditer(text):
@@ -216,10 +216,10 @@ def _lines(blocks: Iterable[str]) -> Iterator[str]:
 
 
 def grouped(texts: Iterable[Text], min_chars: int, divide_documents: bool = False) -> Iterator[Iterator[Text]]:
-    """Groups texts. Once a group has `min_chars` characters, the next document starts a new group.
+    """Groups consecutive texts. Once a group has `min_chars` characters, the next document starts a new group.
 
-    With `divide_documents`, the next text does, which may continue a document. Read each group before the next one, as
-    with `itertools.groupby`.
+    With `divide_documents`, the next text starts a new group, even if it continues a document. Read each group before
+    the next one, as with `itertools.groupby`.
     """
     number = chars = 0
 

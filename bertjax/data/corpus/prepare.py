@@ -31,7 +31,7 @@ _CHUNKS_PER_WORKER = 2
 _DISK_BYTES_PER_TEXT_BYTE = 0.8
 _WORKER_DIED = "a worker process was killed, perhaps for lack of memory; run again, with fewer --workers if it recurs"
 
-# Bytes of the training tokens that are checked for unknown words.
+# Number of bytes of training tokens, from the start, that are checked for [UNK].
 _CHECKED_BYTES = 1 << 20
 
 # Report a held-out split with more than this fraction of the tokens, and more than twice the requested fraction: there
@@ -48,7 +48,7 @@ _PROBLEMS = {
     "empty_files": "{} files were empty",
     "files_named_again": "{} files matched more than one --input and were read once",
     "invalid_utf8_bytes": "{} bytes were not UTF-8 and were replaced",
-    "long_sentence_cuts": "{} cuts were made in long text without a sentence end, at whitespace if possible",
+    "long_sentence_cuts": "long text without a sentence end was cut {} times, at whitespace if possible",
     "no_heldout_document": "no document could be held out: there are too few different documents for an evaluation set",
     "nul_characters": "{} NUL characters were skipped",
     "paragraphs_not_split": "{} paragraphs could not be split into sentences and became one sentence each",
@@ -248,7 +248,7 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
 
 
 def _describe_inputs(sources: list[readers.Source]) -> dict[str, Any]:
-    # Omit the names of files, because the corpus does not depend on their paths.
+    # Omit file names, because the content of a corpus must not depend on paths.
     inputs: dict[str, Any] = {}
     for source in sources:
         entry = inputs.setdefault(source.kind, {"sources": 0, "bytes": 0})

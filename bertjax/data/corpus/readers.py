@@ -40,7 +40,7 @@ NO_TEXT = re.compile(
     rb'\s*(<!--.*?-->\s*)?((\[\s*)?\{\s*"[^"\n]*"\s*:|<(!doctype|html|\?xml|mediawiki)\b|%PDF-|\{\\rtf)',
     re.IGNORECASE | re.DOTALL,
 )
-# Other starts of a file that is no corpus: a Python dictionary, a JSON list of texts, or tags of HTML, TEI or TREC.
+# Other starts of a file that is not a text corpus: a Python dictionary, JSON list of texts, or HTML, TEI or TREC tag.
 _NO_CORPUS = re.compile(
     rb"\s*(\{'[^'\n]*':|\[\s*\"[^\"\n]*\"\s*[,\]]|<(head|body|tei|(?-i:DOC))(?=[\s>]))", re.IGNORECASE
 )
@@ -48,7 +48,7 @@ _NO_CORPUS = re.compile(
 _START_ROWS = 100
 # Number of lines at the start of a file. If each has a tab between words, the file is a table.
 _TABLE_LINES = 20
-# A file is not UTF-8 if more than these bytes at its start are invalid, and most of its bytes outside ASCII are.
+# A file is not UTF-8 if its start has more invalid bytes than both limits, and most non-ASCII bytes are invalid.
 _MAX_INVALID_BYTES, _MAX_INVALID_FRACTION = 20, 0.005
 _TABLE = re.compile(r".*\.(jsonl?|csv|tsv)(\.gz|\.xz)?", re.IGNORECASE)
 _ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
@@ -253,7 +253,7 @@ def _check_no_table(name: str, block: bytes) -> None:
 
 
 def _check_encoding(name: str, block: bytes) -> None:
-    """Raises a UsageError if the start of a file is in another encoding than UTF-8."""
+    """Raises a UsageError if the start of a file is not encoded in UTF-8."""
     invalid = sum(map(len, _ESCAPED_BYTES.findall(block.decode("utf-8", "surrogateescape"))))
     is_frequent = invalid > max(_MAX_INVALID_BYTES, _MAX_INVALID_FRACTION * len(block))
     if is_frequent and 2 * invalid > sum(byte > 0x7F for byte in block):

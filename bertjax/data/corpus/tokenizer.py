@@ -16,7 +16,7 @@ from bertjax.data.corpus.vocabulary import BYTE_LEVEL_START, CONTINUATION, TOKEN
 from bertjax.errors import UsageError, quoted
 from bertjax.utils.process_pool import available_cores
 
-# Maximum number of cached chunks, about 250 bytes each. `prepare` has a process per core.
+# Maximum number of cached chunks, about 250 bytes each, per process. `prepare` runs one process per core.
 _CACHE_ENTRIES = max(1 << 15, (1 << 20) // available_cores())
 # Do not cache longer chunks, because they rarely occur twice and would fill the memory.
 _MAX_CACHED_CHARS = 32
@@ -83,12 +83,12 @@ class BasicTokenizer:
         return " ".join(words).translate(self._punctuation).split()
 
     def words_with_origins(self, text: str) -> list[tuple[str, Sequence[int]]]:
-        """Returns the words of `words(text)`, each with the index in `text` of the source of each of its characters."""
+        """Returns (word, origins) for each of `words(text)`: `origins[i]` is the index in `text` of its character i."""
         if text.isascii() and text.isprintable():
             matches = _ASCII_WORDS.finditer(text.lower() if self._lower_case else text)
             return [(match[0], range(*match.span())) for match in matches]
-        # Number of characters into which each character is normalized. Its neighbors can change the result, such as a
-        # final sigma or the order of combining marks, but not this number.
+        # Number of characters into which each character is normalized. Its neighbors can change which characters these
+        # are, as for a final sigma or the order of combining marks, but not their number.
         lengths = {char: len("".join(self.words(char))) for char in {*text}}
         origins = (index for index, char in enumerate(text) for _ in range(lengths[char]))
         return [(word, list(islice(origins, len(word)))) for word in self.words(text)]
@@ -199,8 +199,8 @@ class Tokenizer:
         alone, later = self.encode("a"), self.encode("b a")
         if alone and self.vocabulary.pieces[alone[0]].startswith(marker) and later[-len(alone) :] == alone:
             return ""
-        # ByteLevel turns spaces into its marker after the prefix is added, so the prefix is a space. Other tokenizers
-        # do this before the prefix is added, so the prefix is the marker itself.
+        # ByteLevel replaces spaces by its marker after the prefix is added, so the prefix is a space. Other tokenizers
+        # replace spaces before the prefix is added, so the prefix is the marker itself.
         return " " if marker == BYTE_LEVEL_START else marker
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:

@@ -100,7 +100,7 @@ class Vocabulary:
 
     @functools.cached_property
     def word_marker(self) -> tuple[str, bool]:
-        """Prefix of marked pieces, and whether a marked piece starts a word (True) or continues a word (False)."""
+        """Prefix such as `##`, and whether pieces with this prefix start a word (True) or continue one (False)."""
         if self.kind != TOKENIZER_JSON:
             return (CONTINUATION, False) if self.kind == WORDPIECE else (WORD_START, True)
         model = json.loads(self.content)["model"]
@@ -139,7 +139,7 @@ class Vocabulary:
         return entry | ({"special_ids": named_special_ids(self)} if self.kind == TOKENIZER_JSON else {})
 
     def with_content(self, content: bytes) -> "Vocabulary":
-        """Returns the vocabulary with the same settings whose file has the content `content`."""
+        """Returns a vocabulary with the same settings, loaded from the file content `content`."""
         return load_entry(self.path.parent, self.entry(), content)
 
 

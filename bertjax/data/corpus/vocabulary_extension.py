@@ -39,7 +39,7 @@ def extend_vocabulary(
 ) -> tuple[Vocabulary, dict[str, float]]:
     """Appends at most `number` pieces to a vocabulary. The old pieces retain their ids.
 
-    `data` is `training_data` for `extended_kind(base)`. Also returns the value of `added_pieces` in the manifest.
+    `data` is from `training_data` with `kind=extended_kind(base)`. Also returns `added_pieces` of the manifest.
     """
     counts = data if isinstance(data, Counter) else _byte_level_words(base, data)
     logger.info(f"adding up to {number:,} pieces from {len(counts):,} distinct words")
@@ -177,7 +177,7 @@ def _merge(pieces: Sequence[str], pair: tuple[str, str]) -> list[str]:
 
 
 def _byte_level_words(vocabulary: Vocabulary, sentences: Iterable[str]) -> Counter[str]:
-    """Counts the words of sentences after the pre-tokenizer of a `tokenizer.json`, in its byte-level alphabet."""
+    """Counts the words into which a `tokenizer.json` pre-tokenizes sentences, spelled in the byte-level alphabet."""
     engine = vocabulary.engine()
     counts: Counter[str] = Counter()
     for sentence in sentences:

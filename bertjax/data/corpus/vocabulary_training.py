@@ -53,7 +53,7 @@ def check_size(size: int, kind: str) -> None:
 def sample_training_data(
     sources: Sequence[readers.Source], kind: str, lower_case: bool, pool: Executor
 ) -> Counter[str] | list[str]:
-    """Samples the start of each source. Returns `training_data` of the sample, computed in `pool`."""
+    """Samples the start of each source, and returns the result of `training_data`, computed in `pool`."""
     groups = grouped(_sample(sources, _SAMPLE_CHARS[kind]), _BATCH_CHARS, divide_documents=True)
     calls = ((list(texts), kind, lower_case) for texts in groups)
     samples = ordered_map(pool, training_data, calls, _BATCHES_AHEAD)
