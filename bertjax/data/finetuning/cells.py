@@ -113,7 +113,7 @@ def label_key(name: str) -> str:
 
 
 def spelling_problem(labels: Collection[str]) -> str:
-    """Returns a warning if labels differ only in case, accents' encoding or invisible characters, else ""."""
+    """Returns a warning if labels differ only in case, whitespace, Unicode form or invisible characters, else ""."""
     groups: dict[str, list[str]] = {}
     for label in labels:
         visible = "".join(character for character in label if unicodedata.category(character) != "Cf")

@@ -182,8 +182,8 @@ def _find_first_answer(question: Question) -> tuple[int, int] | None:
     """Searches for the first answer near its offset, and returns its character span (None: not found).
 
     If the text at the offset differs, tries the offset as a count of UTF-16 units and of UTF-8 bytes. Then, as in
-    google-research/bert `run_squad.py`, searches the words in the expected span, which has the answer's length.
-    Any whitespace may separate the answer's words.
+    google-research/bert `run_squad.py`, searches the expected span, extended to whole words. The words of the answer
+    may be separated by any whitespace.
     """
     context, answer, start = question.context, question.answers[0], question.answer_start
     if not answer.strip() or not context.strip() or start < 0:

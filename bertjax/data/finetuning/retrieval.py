@@ -45,7 +45,7 @@ def read_retrieval(folder: str | Path, split: str = "test") -> RetrievalData:
         judgments.setdefault(query, {})[document] = int(float(grade))
         stats.used += 1
     if not any(grades.keys() & documents.keys() for grades in judgments.values()):
-        raise UsageError(f"{stats.summary()}; use files with the same ids")
+        raise UsageError(f"no judgment of a known query and document in {stats.summary()}; use files with the same ids")
     notes = [document_stats.summary(), query_stats.summary(), stats.summary()]
     copies = frozenset(
         query

@@ -40,7 +40,7 @@ class ReadStats:
     file: str  # path of the file
     read: int = 0  # number of rows in the file
     used: int = 0  # number of rows that became examples
-    columns: str = ""  # description of the used and the ignored columns, for `summary`
+    columns: str = ""  # description of the columns that are used and ignored, for `summary`
     # For each reason, the number of skipped rows (`rows`) and the line or id of the first row (`first`).
     skipped: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     # For each irregularity, `rows` and `first` as in `skipped`, but for irregular rows that are used anyway.
@@ -101,7 +101,7 @@ def read_table(
     the column names of a file without a header line. `keep_short` keeps rows with missing fields, so that predictions
     stay aligned with the file's rows. `optional` are columns that a JSON Lines file may lack in all rows.
     `nullable` are columns in which missing and null values are "".
-    `reject_quoted` rejects a TSV file whose rows have equal lengths only if parsed with CSV quotes.
+    `reject_quoted` rejects a TSV file whose rows have the same number of fields only if parsed with CSV quotes.
     """
     file_format = table_format(path)
     text = read_utf8(path)
@@ -155,7 +155,7 @@ def read_table(
             )
     if file_format == "tsv" and reject_quoted and _is_quoted(text):
         raise UsageError(f"{path} has quoted fields with tabs or line breaks; in .tsv, quotes are text, so use .csv")
-    # Reject quoted fields with line breaks, which become short rows. Blank lines also do, but are harmless.
+    # Reject quoted fields with line breaks, which become short rows. Short rows from blank lines are harmless.
     if file_format != "jsonl" and not keep_short and num_short > 0.75 * stats.read:
         raise UsageError(
             f"{num_short:,} of {stats.read:,} rows of {path} have too few fields; use .csv, and quote line breaks"

@@ -127,7 +127,7 @@ def _read_sentences(path: Path, stats: ReadStats) -> tuple[list[list[_Line]], li
     """Returns the lines of each sentence's words, each sentence's document number, and whether lines had indices.
 
     Removes comment lines and a first column of word indices, which must count the words of each sentence, or of the
-    file. A line that starts with `#` is a comment. In a file without indices, it is a word if it has a tag and as many
+    file. A line that starts with `#` is a comment, unless the file has no indices, and the line has a tag and as many
     columns as other lines. Document separators may have suffixes, such as `-DOCSTART-(7)`.
     """
     lines = []
@@ -262,7 +262,7 @@ def encode_tagged(
     An example is one sentence, or one document if `by_document` is True. Texts longer than `seq_len` are split into
     examples that overlap by half. A word in two examples is labeled only in the example with more context.
 
-    Returns the examples and the place of each word. At the first piece of a word, the array
+    Returns the examples, and the example index and token position of each word. At the first piece of a word, the array
     `token_labels` is the index of the word's tag in `labels`. It is -1 at other pieces and at words without a tag.
     """
     label_ids = {label: index for index, label in enumerate(labels)} | {"": -1}
@@ -299,7 +299,7 @@ def encode_tagged(
 
 
 def gather_words(places: Places, values: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-    """Gathers one value per word from the per-token arrays [length, ...] of all examples, one list per sentence."""
+    """Returns the values of each sentence's words, gathered from the per-token arrays [length, ...] of all examples."""
     return [[values[example][position] for example, position in sentence] for sentence in places]
 
 

@@ -131,14 +131,14 @@ class MixedOrder:
 def train_batch(
     examples: TextExamples, indices: np.ndarray, batching: Batching, shard: DataShard, unique: bool = False
 ) -> dict[str, np.ndarray]:
-    """Builds this process's rows of a training batch with the examples `indices`, int64 [B], `NO_EXAMPLE` if unused.
+    """Builds this process's part of a global batch: R rows of packed texts, and arrays of B examples.
 
-    With `unique`, a negative is omitted if the batch already contains its text. Every document of the batch is a
-    candidate for all anchors, so a text is needed only once.
+    `indices`, int64 [batch size], select the examples (`NO_EXAMPLE`: none). With `unique`, omits negatives whose text
+    is already in the batch, because every document of the batch is a candidate for all anchors.
 
     Returns:
       `input_ids`, `segment_ids`, `sequence_ids`, `position_ids`: int32 [R, L], rows of packed texts, see `make_batch`.
-      `texts`: int32 [R, K], `C * b + column` of each sequence (b: index of its example in `indices`), or -1.
+      `texts`: int32 [R, K], `C * b + column` of each text, where `indices[b]` is its example; -1 if unused.
       `weights`: float32 [B], 0 if unused, otherwise 1.
       `document_weights`: float32 [B, C - 1], 0 for missing texts, otherwise 1.
       Arrays of `examples.rows`: [B, ...], 0 if unused.

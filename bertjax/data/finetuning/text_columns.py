@@ -181,5 +181,5 @@ def read_pairs(rows: Iterable[Row], columns: Sequence[str], stats: ReadStats) ->
         pairs.setdefault(texts[0], {})[texts[1]] = None
         stats.used += 1
     if not pairs:
-        raise UsageError(f"{stats.summary()}; use a file with texts in the columns {anchor} and {positive}")
+        raise UsageError(f"no pairs in {stats.summary()}; use a file with texts in the columns {anchor} and {positive}")
     return pairs

@@ -39,7 +39,7 @@ def make_windows(
     """Splits passages into windows of at most `seq_len` tokens, each with its question. Truncates long questions.
 
     Returns one example per window, and the windows. The examples' arrays `start_positions` and `end_positions`, int32
-    [windows], are the first and last token of the answer. They are 0 ([CLS]) if the answer is not in the window.
+    [windows], are the positions of the answer's first and last token, or 0 ([CLS]) in windows without the answer.
     """
     vocabulary = tokenizer.vocabulary
     passages: dict[str, tuple[list[int], np.ndarray]] = {}
