@@ -1,12 +1,14 @@
 """Tests of fine-tuning batches: each example once per epoch, independent of padding, hosts and resumption."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 from helpers.unpacking import joined
 
-from bertjax.data.corpus.vocabulary import Vocabulary
+from bertjax.data.corpus.tokenizer import Tokenizer
+from bertjax.data.corpus.vocabulary import Vocabulary, load_vocabulary
 from bertjax.data.finetuning.batches import (
     NO_EXAMPLE,
     Batching,
@@ -17,6 +19,8 @@ from bertjax.data.finetuning.batches import (
     pack_batch,
 )
 from bertjax.data.finetuning.examples import concatenate, constant_prediction, encode_pair, make_examples
+from bertjax.data.finetuning.labeled_text import Target, encode_rows
+from bertjax.data.finetuning.tables import ReadStats, Row
 from bertjax.data.shard import SINGLE_SHARD, DataShard
 
 CLS, SEP = 1, 2
@@ -200,3 +204,14 @@ def test_constant_prediction_uses_the_known_labels():
     # Of three labeled rows, two have label 0, one has label 1, and none has label 2.
     labels = np.array([[1, 1, 0], [1, 0, 0], [0, 0, 0], [-1, -1, -1]])
     assert constant_prediction(labels).tolist() == [[1, 0, 0]] * 4
+
+
+def test_truncated_pairs_are_counted_with_the_tokenizer_s_separators(letters):
+    # RoBERTa's rows have two separators between the texts of a pair.
+    tokenizer = Tokenizer(dataclasses.replace(load_vocabulary(letters), pair_separators=2))
+    rows = [Row(line, {"a": "ab", "b": "c" * count}) for line, count in enumerate((1, 2), 2)]
+    stats = ReadStats("file")
+    arguments = ([("a", "b")], Target("label", ()), tokenizer, 7, stats)
+    examples = encode_rows(rows, *arguments, labeled=False, training=False)
+    assert stats.noted == {"truncated to 7 tokens": {"rows": 1, "first": "line 3"}}
+    assert examples.lengths.tolist() == [7, 7]

@@ -153,7 +153,8 @@ def encode_rows(
         if not all(ids.values()):
             stats.count_irregular("with an empty text", row.line)
         pairs = [(ids[(first,)], ids[tuple(second)] if second else None) for first, *second in sequences]
-        if any(len(first) + 2 + (0 if second is None else len(second) + 1) > seq_len for first, second in pairs):
+        room = tokenizer.vocabulary.room
+        if any(len(a) + len(b or ()) > room(seq_len, 1 if b is None else 2) for a, b in pairs):
             stats.count_irregular(f"truncated to {seq_len} tokens", row.line)
         encoded += [encode_pair(first, second, seq_len, tokenizer.vocabulary) for first, second in pairs]
         labels.append(label)
