@@ -41,7 +41,7 @@ class EmbedSource(Section, prefix="config.data.sources[]."):
 
     Attributes:
       file: training file, see `EmbedData`.
-      weight: share of the steps, relative to the other files (default: 0, the number of rows).
+      weight: number of steps, relative to the other files (default: 0, proportional to the rows of the file).
       columns: columns of the texts (default: (), `data.columns`).
     """
 
@@ -59,9 +59,9 @@ class EmbedData(FinetuningData):
         datasets on the Hugging Face Hub, `hf:ORG/NAME[/CONFIG]:SPLIT`.
       sources: several training files instead of `train_file`, such as `({'file': 'a.tsv'}, {'file': 'b.tsv'})`. All
         rows of a batch are from one file. See `EmbedSource`.
-      columns: columns of the anchor, its positive and, optionally, hard negatives. With three or more columns, the last
-        may contain lists of negatives, and in .jsonl the second lists of positives. For `margin_mse`, the second may
-        contain lists of all documents.
+      columns: columns of the anchor, its positive and, optionally, hard negatives. With three or more columns, cells of
+        the second may be lists of positives, and cells of the last may be lists of negatives. For `margin_mse`, two
+        columns suffice: cells of the second may be lists of all documents.
       scored_columns: columns of two texts and their score, or their class for the loss `softmax`. `cosent`, `cosine`
         and `softmax` train on these columns. Dev and test files with these columns are evaluated by correlation, other
         files by the rank of each anchor's positive.
@@ -139,7 +139,7 @@ class EmbedData(FinetuningData):
         return bool(self.train_file or self.sources or self.dev_file or self.test_file or self.retrieval)
 
     def read_rows(self, file: str, columns: Sequence[str]) -> tuple[Iterator[Row], ReadStats]:
-        """Reads columns of a file. Returns the rows, and statistics that reading the rows updates.
+        """Reads columns of a file. The statistics are updated as rows are read.
 
         Rows may lack values after the first two columns, such as some of the negatives.
         """
@@ -163,8 +163,8 @@ class EmbedOptions(LossOptions):
       loss: `info_nce` (in-batch negatives), `gist` (in-batch negatives, except those that a guide model scores above
         the positive), `cosent` or `cosine` (scored pairs), `softmax` (pairs with a class, such as NLI), `margin_mse`
         (scores of a teacher in the column `data.scored_columns[2]`) or `distill_vectors` (vectors of a guide model).
-      dims: numbers of leading components on which the loss is computed, such as `(384, 128, 64)` (Matryoshka; default:
-        (), only the whole vectors).
+      dims: sizes of truncated vectors whose losses are added, such as `(384, 128, 64)` (Matryoshka; default: (), only
+        full vectors).
       chunk: texts to encode at once (default: 0, the whole batch). It limits the memory of large batches, and must
         divide `data.batch_size`.
       pooling: `mean`, `cls` or `last` token (default: the initial checkpoint's pooling, or mean).
@@ -194,7 +194,7 @@ class EmbedOptions(LossOptions):
                 raise UsageError(f"config.embed.{name}={value} has no effect with loss={self.loss}; it is for {losses}")
 
     def make_model(self, config: ModelConfig) -> EmbeddingModel:
-        """Builds the Flax module. Options that are `auto` have its defaults."""
+        """Builds the Flax module. Options set to `auto` get the module's defaults."""
         options: dict[str, Any] = {"pooling": self.pooling, "dense_activation": self.dense_activation}
         options = {name: value for name, value in options.items() if value != AUTO}
         return EmbeddingModel(config, dense=self.dense, normalize=self.normalize != "false", **options)

@@ -2,7 +2,7 @@
 
 Methods of an evaluation set: `score` computes metrics from vectors, and `baseline` computes metrics without a model.
 `records` returns prediction records, and `hash_content` a JSON value that identifies the data. All sets share a list of
-N texts, and contain indices into this list. `vectors`, float32 [N, D], are the vectors of these texts, of length 1.
+N texts, and contain indices into this list. `vectors`, float32 [N, D], are the unit vectors of these texts.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ class ScoredPairs:
         return scores(self.metrics, self.cosines(vectors), self.labels)
 
     def baseline(self, texts: Sequence[str]) -> dict[str, float]:
-        """Scores each pair by the share of words that the texts have in common (Jaccard index)."""
+        """Scores each pair by the fraction of words that the texts have in common (Jaccard index)."""
         words = [{*text.lower().split()} for text in texts]
         shared = [len(words[a] & words[b]) / max(1, len(words[a] | words[b])) for a, b in self.pairs]
         return scores(self.metrics, np.array(shared), self.labels)
@@ -80,7 +80,7 @@ class RankedDocuments:
     queries: Mapping[str, int]
     documents: Mapping[str, int]
     judgments: Judgments  # relevance grade of each judged document, keyed by query id and document id
-    # Ids of queries whose document of the same id is left out of the ranking, see `RetrievalData`.
+    # Ids of queries that are also documents. A query's own document is left out of its ranking (see `RetrievalData`).
     copies: frozenset[str] = frozenset()
 
     def _rank(self, vectors: np.ndarray, count: int) -> Rankings:

@@ -124,7 +124,7 @@ def activation_name(config: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SentenceEmbedder:
-    """What sentence-transformers adds to an encoder: input options, modules after the encoder, and prompts."""
+    """Parts of an embedder besides its encoder: input options, modules after the encoder, and prompts."""
 
     modules: tuple[Pooling | Layer, ...] = ()  # modules after the encoder, in their order
     width: int = 0  # vector length

@@ -80,9 +80,9 @@ def module_paths(folder: AnyPath, class_name: str = "") -> dict[str, str]:
 
 
 def read_cross_encoder(folder: Path, config: Mapping[str, Any], num_labels: int) -> tuple[str, list[str]]:
-    """Returns the class of the activation that `CrossEncoder` applies to logits ("": the default), and what it applies.
+    """Returns the activation class of a `CrossEncoder` ("": the default), and all functions that it applies.
 
-    The second result describes activation, prompt and lower-casing, if any. `config` is the model's `config.json`.
+    The functions are phrases such as "torch.nn.Sigmoid to logits". `config` is the model's `config.json`.
     """
     nested, own = config.get("sentence_transformers"), read_object(folder / _PROMPTS, optional=True)
     sources = (own, nested if isinstance(nested, dict) else {})
