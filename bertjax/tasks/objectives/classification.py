@@ -66,7 +66,7 @@ class LabelObjective(Objective):
     Batches have `labels` int32 [B]. Unknown labels are -1 or NaN.
     """
 
-    accuracy: ClassVar[str] = "accuracy"  # name of the metric of correct classes ("": none)
+    accuracy: ClassVar[str] = "accuracy"  # name of the accuracy metric ("": none)
     metrics = (loss_metric("cross_entropy"), Metric("accuracy"))
     label_spec = ArraySpec("labels", (), num_values="classes")
     weighting: ClassWeighting = UNWEIGHTED  # class weights and label smoothing
@@ -77,7 +77,7 @@ class LabelObjective(Objective):
         return (*self.sequences, self.label_spec, *EXAMPLE)
 
     def losses(self, logits: jax.Array, labels: jax.Array, smoothing: float) -> jax.Array:
-        """Returns the loss of each label: here the cross-entropy [...] of logits [..., C] against smoothed labels."""
+        """Returns the loss of each label (default: cross-entropy [...] of logits [..., C] and smoothed labels)."""
         losses = cross_entropy(logits, labels)
         if not smoothing:
             return losses
@@ -95,7 +95,7 @@ class LabelObjective(Objective):
         labels, mask = self._labels_and_mask(batch)
         losses = self.losses(logits, labels, weighting.smoothing)
         sums = {self.metrics[0].name: weighted_sum(losses, weighting.label_weights(labels, mask))}
-        if self.accuracy:  # of logits [..., C] for labels [...]
+        if self.accuracy:  # logits [..., C], labels [...]
             sums[self.accuracy] = weighted_sum(jnp.argmax(logits, axis=-1) == labels, mask)
         return sums, {"example": batch["example"], "logits": logits}
 

@@ -30,15 +30,15 @@ _CLASSIFIER = "classifier"
 
 @dataclasses.dataclass(frozen=True)
 class Embedding(Objective):
-    """Objective that trains vectors with a loss of `embedding_losses.py`. Evaluation computes only the vectors."""
+    """Objective that trains an embedder with a loss of `embedding_losses.py`. Evaluation computes only the vectors."""
 
     splits_into_micro_batches = False
 
     model: EmbeddingModel
     loss: str = "info_nce"  # name of the loss
     options: LossOptions = LossOptions()
-    # Numbers of leading components of the vectors on which the loss is computed (Matryoshka, arXiv 2205.13147). The
-    # losses are added (default: (), only the whole vectors).
+    # Sizes to which vectors are truncated. The losses of all sizes are added (Matryoshka, arXiv 2205.13147; default:
+    # (), only full vectors).
     dims: tuple[int, ...] = ()
     # Texts to encode at once (default: 0, the whole batch). The backward pass encodes each chunk again, so that memory
     # does not grow with the batch (GradCache, arXiv 2101.06983).

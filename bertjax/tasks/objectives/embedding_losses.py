@@ -1,8 +1,7 @@
 """Losses of text embedders: pure functions of the vectors of a batch.
 
-Each function returns the loss of a batch, a float32 scalar, which equals the loss of the corresponding class in
-sentence-transformers. Axis letters: B examples per batch, M documents per example (a positive, then hard
-negatives), D width of a vector.
+Each function returns a float32 scalar, equal to the loss of the corresponding class in sentence-transformers. Axis
+letters: B examples per batch, M documents per example (a positive, then hard negatives), D width of a vector.
 """
 
 import dataclasses
@@ -187,7 +186,7 @@ class EmbeddingLoss:
     # Whether documents of other examples are negatives. If so, a batch must not repeat a text.
     in_batch_negatives: bool = False
     needs_guide: bool = False  # whether the loss needs the vectors of a guide model
-    # `min_documents`, `max_documents`: number of documents per example (defaults: 1, and 0, no limit).
+    # Minimum and maximum number of documents per example (default of `max_documents`: 0, no limit).
     min_documents: int = 1
     max_documents: int = 0
 
@@ -231,7 +230,7 @@ def _mean(losses: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def _num_blocks(num_rows: int, num_columns: int) -> int:
-    """Returns the fewest equal row blocks of at most `_MAX_LOGITS` logits each, but at least one row per shard."""
+    """Returns the smallest number of equal blocks of at most `_MAX_LOGITS` logits and at least one row per shard."""
     mesh = jax.sharding.get_abstract_mesh()
     limit = num_rows // (1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"])  # at least one row per shard
     needed = min(limit, math.ceil(num_rows * num_columns / _MAX_LOGITS))

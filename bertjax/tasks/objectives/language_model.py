@@ -15,7 +15,7 @@ from bertjax.tasks.objectives.losses import loss_and_accuracy, loss_and_accuracy
 from bertjax.tasks.objectives.pretraining import PretrainingObjective
 from bertjax.tasks.task import Batch, MetricSums, NumpyBatch, Outputs
 
-# Offset from the current to the predicted position, prefix of metric names, and panel title, by side of the context.
+# (offset of the predicted position, prefix of metric names, panel title), keyed by the side of the context.
 _DIRECTIONS = {"left": (1, "ltr", "left to right"), "right": (-1, "rtl", "right to left")}
 
 

@@ -1,6 +1,6 @@
 """Masked LM, with or without next-sentence prediction (section 3.1 of the paper).
 
-In each epoch, `data/pretraining/masking.py` selects other tokens to mask.
+`data/pretraining/masking.py` selects new tokens to mask in each epoch.
 """
 
 import dataclasses
@@ -79,7 +79,7 @@ class MaskedLm(PretrainingObjective):
 class MaskedLmWithSentenceOrder(MaskedLm):
     """Masked LM and sentence-order prediction (arXiv 1909.11942, section 3.1). It uses the next-sentence head.
 
-    The label is 1 if A and B are swapped, or if B is random, because only one sentence was left for the pair.
+    The label is 1 if A and B are swapped. It is also 1 if B is random, which is the case if no sentence is left for B.
     """
 
     pair_prefix = "sop"

@@ -17,7 +17,7 @@ from bertjax.tasks.task import NumpyBatch, Objective
 
 @dataclasses.dataclass(frozen=True)
 class PretrainingObjective(Objective):
-    """Rows, loss, metrics and cost of pre-training with one objective.
+    """Base class of pre-training objectives, which define row format, model, loss, metrics and cost.
 
     `OBJECTIVES` in `tasks/pretraining/config.py` maps names to subclasses. They define `metrics`, `model_class`,
     `denominators` and `compute`. A new head needs a new parameter name, because `--init_from` loads parameters by name.

@@ -39,8 +39,8 @@ def non_padding_sums(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns the metric sums of TOKEN_FRACTION and ATTENTION_FRACTION for a batch.
 
     TOKEN_FRACTION is the fraction of positions that are not padding. ATTENTION_FRACTION is the fraction of a row's
-    (query, key) pairs in which both positions are tokens of the same sequence. This equals the fraction of attention
-    FLOPs that are not spent on padding. With local layers, it is lower than this fraction, and so is MFU.
+    (query, key) pairs in which both positions are tokens of the same sequence. Without local attention layers, this is
+    the fraction of attention FLOPs not spent on padding. With local layers, it underestimates this fraction and MFU.
     """
     tokens = is_token(batch).astype(jnp.float32)
     length = tokens.shape[-1]
