@@ -44,7 +44,7 @@ def config_class(task: str) -> type[RunConfig]:
 
 
 def parse_config(config_dict: ConfigDict) -> RunConfig:
-    """Converts a config to the frozen dataclass of its task and validates all fields. Unset fields stay unset."""
+    """Converts a config to the frozen dataclass of its task and validates all fields. Does not fill in unset fields."""
     return from_config_dict(config_class(config_dict.task)(), config_dict)
 
 

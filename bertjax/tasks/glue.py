@@ -54,7 +54,7 @@ DIAGNOSTIC = "diagnostic"
 _NLI = ("contradiction", "entailment", "neutral")
 _TFDS_NLI = ("premise", "hypothesis")
 _MNLI_SETS = {"": "_matched", "_mismatched": "_mismatched"}
-# Name of each file for the GLUE server, keyed by metric suffix. The file of another task has the name of its folder.
+# File names for the GLUE server, keyed by metric suffix. The files of other tasks are named after the task's folder.
 _MNLI_FILES = {"": "MNLI-m", "_mismatched": "MNLI-mm", _AX_SUFFIX: "AX"}
 _COLA = ("source", "label", "star", "sentence")
 SPECS = {

@@ -36,7 +36,7 @@ class PredictionRecords:
 def class_record(labels: Sequence[str], logits: np.ndarray) -> Record:
     """Returns the prediction record of the most probable class. `logits` is float32 [classes].
 
-    Choices have no `labels`: the prediction is an index, and probabilities and logits are lists.
+    For multiple choice, `labels` is empty, the prediction is an index, and probabilities and logits are lists.
     """
     best = int(logits.argmax())
     return _record(labels[best] if labels else best, labels, softmax(logits), logits)
@@ -87,7 +87,7 @@ def _record(prediction: Any, labels: Sequence[str], probabilities: np.ndarray, l
     def by_label(values: Iterable[Any]) -> dict[str, Any] | list[Any]:
         return dict(zip(labels, values, strict=True)) if labels else list(values)
 
-    # Do not round the logits, because most records are written without them. `to_json` rounds them.
+    # Only `to_json` rounds the logits, because most records are written without them.
     return {
         "prediction": prediction,
         "probabilities": by_label(map(round_digits, probabilities)),

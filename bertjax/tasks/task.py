@@ -32,9 +32,8 @@ class Objective:
     """Model, loss and metrics of a train step.
 
     The training loss is the sum of `loss_weights[name] * sums[name][0] / denominators[name]` over the losses, where
-    `sums` are the metric sums of `compute`. A denominator is usually `sums[name][1]`, the sum of the weights, of the
-    whole batch, and it is positive even if this sum is 0. Logged means are divided by the sum of the weights since the
-    last log line.
+    `sums` are the metric sums of `compute`. A denominator is usually the sum of the weights in the whole batch, and
+    must be positive even if this sum is 0. Logged metrics are weighted means over all steps since the last log line.
 
     Objectives are compared by value, because compiled steps are cached by objective: runs that differ only in data,
     seed or learning rate share a step. A subclass defines `metrics`, `schema`, `denominators` and `compute`.
@@ -90,8 +89,8 @@ class Objective:
 
     def init_params(self, key: jax.Array) -> Any:
         """Initializes the parameters, boxed with their logical axes."""
-        # The dummy batch has one row, an axis that `spec.axes` omits. LSTMs need rows of at least two positions. The
-        # shapes of parameters do not depend on these sizes.
+        # The dummy batch has one row (`spec.axes` omits the row axis) of 8 positions, because LSTMs need at least two.
+        # Parameter shapes do not depend on these sizes.
         batch = {
             spec.name: jnp.zeros((1, *(8 if axis == "length" else 1 for axis in spec.axes)), spec.dtype)
             for spec in self.schema
@@ -115,8 +114,8 @@ class Task:
     objective: Objective
     total_steps: int
     warmup_steps: int  # steps of linear learning-rate warm-up
-    # Numbers that divide the leading axes of the arrays in training batches, such as the batch size. Each must be a
-    # multiple of data shards times micro-batches (default: no training data).
+    # The number of rows of each training array is a multiple of one of these sizes. Each size must be a multiple of
+    # data shards times micro-batches (default: (), no training data).
     batch_sizes: tuple[int, ...] = ()
     steps_per_epoch = 0  # 0: the task has no epochs
     checkpoint_every: int  # steps between checkpoints, at least 1; the last step is always saved
@@ -130,13 +129,13 @@ class Task:
 
     # Parameters and data
 
-    # Names of the top-level parameters of the output layer and of the feature head, the layers before it (default:
-    # none, as in pre-training). A run from `--init_from` loads them only if the checkpoint has the same output layer.
+    # Top-level parameter names of the output layer and the feature head (default: (), as in pre-training). With
+    # `--init_from`, these parameters are loaded only if the checkpoint has the same output layer.
     output_params: tuple[str, ...] = ()
     data_hash = ""  # SHA-256 of the data (default: no data); a run cannot resume if the data at the same path changed
     notes: tuple[str, ...] = ()  # log lines about the data
 
-    # Used by single tasks or commands
+    # Used by only some tasks or commands
 
     # Whether `total_steps` and `warmup_steps` are known. They are placeholders if the task was built without data, for
     # `bertjax describe` and `bertjax plan`.
@@ -145,7 +144,7 @@ class Task:
     labels: Sequence[str] = ()  # names of the classes or tags by id, for `class_reports`
     accepts_any_encoder = False  # whether `evaluate` accepts checkpoints of other models with the same encoder
     evaluation_problem = ""  # error message of `train` and `evaluate` if the evaluation data cannot be used
-    # Whether the inputs of the head are features of the frozen encoder, which may be computed before training.
+    # Whether the inputs of the head are features of the frozen encoder, which can be computed once before training.
     uses_frozen_features = False
 
     def __init__(self, config: RunConfig) -> None:
@@ -163,9 +162,7 @@ class Task:
         return ((self.total_steps, self.config.optimizer.learning_rate),)
 
     def objective_at(self, update: int) -> Objective:
-        """Returns the objective that performs an update, counted from 1, and evaluates the parameters after it.
-
-        `update=0` evaluates the initial parameters.
+        """Returns the objective of an update, counted from 1, and of evaluations after it (0: before the first update).
 
         All objectives of a run have the same parameters, metrics and loss weights. They may differ in RoPE thetas,
         which phases of pre-training may change.
@@ -195,7 +192,7 @@ class Task:
         raise NotImplementedError
 
     def synthetic_sizes(self, phase: int = 0) -> dict[str, int]:
-        """Returns `rows`, the sizes of axes and the numbers of ids of a phase, for `data.schema.synthetic_batch`."""
+        """Returns the argument `sizes` of `data.schema.synthetic_batch` for a phase."""
         raise NotImplementedError
 
     def format_row(self, batch: NumpyBatch, row: int) -> str:

@@ -31,8 +31,8 @@ from bertjax.utils.sections import bounded
 logger = logging.getLogger(__name__)
 
 _MISSING_DATA = "no data; set --config.data.train_file=FILE and --config.data.dev_file=FILE"
-# Labels that occur only once may be texts. Warn if they fill half of the rows of a file with at least `_MIN_ROWS` rows,
-# or have more than `_MAX_WORDS` words.
+# Labels that occur only once may be text from another column. Warn if at least half of the rows have such labels, in
+# files of at least `_MIN_ROWS` rows, or if such a label has more than `_MAX_WORDS` words.
 _MIN_ROWS, _MAX_WORDS = 4, 8
 
 
@@ -65,7 +65,7 @@ class TableData(FinetuningData):
         return bool(self.train_file or self.dev_file or self.test_file)
 
     def read_rows(self, split: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
-        """Reads columns of "train", "dev" or "test", see `read_table`. Returns the rows, and counts that grow."""
+        """Reads columns of "train", "dev" or "test" with `read_table`. The statistics are updated as rows are read."""
         file = getattr(self, f"{split}_file")
         if not file:
             raise UsageError(f"no file for the {split} set; set --config.data.{split}_file=FILE")
@@ -219,8 +219,8 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
     labels = {key: min(sorted(names)[::-1], key=len) for key, names in spellings.items()}
     if multi_hot and is_multi_hot(["0", *labels]):
         raise UsageError(
-            f"{data.train_file} {multi_hot}, multi-hot labels without names; write the names in order to a JSON file "
-            'such as {"labels": ["neg", "pos"]}, and set --config.data.labels to it'
+            f"{data.train_file} {multi_hot}, multi-hot labels without names; list the names in order in a JSON file "
+            'such as {"labels": ["neg", "pos"]}, and set --config.data.labels to this file'
         )
     minimum = 2 if data.kind == "classes" else 1
     if len(labels) < minimum:

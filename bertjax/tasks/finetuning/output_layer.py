@@ -22,14 +22,14 @@ CLASSES, MULTILABEL, CHOICES, TAGS, SPANS = KINDS = ("classes", "multilabel", "c
 class OutputLayer(Section, prefix="layer."):
     """Description of the output layer of a fine-tuned model."""
 
-    kind: str = bounded("", choices=("", *KINDS))  # one of KINDS (default: "", only before a file is read)
+    kind: str = bounded("", choices=("", *KINDS))  # one of KINDS (default: "", unset until a file is read)
     # Names of classes, labels or tags by id (default: (); regression, CHOICES and SPANS have none).
     labels: tuple[str, ...] = ()
     # Name of the fine-tuning task, such as `glue/mnli` (default: "", unknown, as for converted models).
     output: str = ""
     texts: int = 0  # number of texts per row, 1 or 2 (default: 0, either)
     feature_head: FeatureHead = FeatureHead()  # layers between encoder and output layer
-    # Class of the activation that CrossEncoder applies to the outputs of a converted model (default: "", its default).
+    # Activation class that a converted model's `CrossEncoder` applies to logits (default: "", CrossEncoder's default).
     activation: str = ""
 
     @property
@@ -55,9 +55,9 @@ def saved_labels(path: str, *kinds: str) -> list[str] | None:
         return None
     layer = _read(path, 'use a file such as {"labels": ["neg", "pos"]}', kind=kinds[0])
     if not layer.labels:
-        raise UsageError(f"{path} has no labels; write them, or set kind=number for a regression")
+        raise UsageError(f"{path} has no labels; add labels, or set kind=number for regression")
     if len({*layer.labels}) < len(layer.labels):
-        raise UsageError(f"{path} has a label more than once; write each label once")
+        raise UsageError(f"{path} contains a label more than once; list each label once")
     if layer.kind not in kinds:
         raise UsageError(
             f"the output layer {path} is for {layer.kind}, but the task is for {kinds[0]}; use a checkpoint that was "

@@ -41,7 +41,7 @@ class RowsTask(FinetuningTask):
         super().__init__(config, train)
 
     def read_rows(self, split: str, columns: Sequence[str], keep_short: bool) -> tuple[Iterator[Row], ReadStats]:
-        """Reads columns of a split, see `read_table`. Returns the rows, and statistics that reading them updates."""
+        """Reads columns of a split (arguments: see `read_table`). The statistics are updated as rows are read."""
         raise NotImplementedError
 
     def eval_splits(self) -> dict[str, str]:
@@ -57,7 +57,7 @@ class RowsTask(FinetuningTask):
         return logits.argmax(axis=-1)
 
     def record(self, logits: np.ndarray) -> Record:
-        """Returns the prediction record of an example: of its class or choice, or of a number (`logits` is [])."""
+        """Returns the prediction record of one example: a class or choice, or a number if `logits` is a scalar."""
         if logits.ndim:
             return class_record(self.labels, logits)
         return {"prediction": round_digits(self.predictions(logits))}

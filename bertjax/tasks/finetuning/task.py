@@ -50,7 +50,7 @@ class FinetuningTask(Task):
       vocabulary, tokenizer: vocabulary of the config or the checkpoint, and its tokenizer.
       split: split to evaluate: "dev", "test", `splits.HELD_OUT` or `NO_SPLIT`.
       read_stats: row counts of each input file.
-      hashed_answers: gold answers that the examples lack, as a JSON value, for `data_hash` (default: None).
+      hashed_answers: gold answers that are not in the examples, as a JSON value to hash (default: None).
       train_examples: training examples (None: the task is built for evaluation only).
       eval_examples: evaluation examples (None: no evaluation).
       order: order of the training batches (only with training examples).
@@ -162,11 +162,11 @@ class FinetuningTask(Task):
         raise NotImplementedError
 
     def read_source(self, split: str) -> Any:
-        """Reads the rows of "train", "dev" or "test", in a form that `splits.divide` can divide (default: examples)."""
+        """Reads the rows of "train", "dev" or "test", before `splits.divide` and `encode` (default: examples)."""
         return self.read_examples(split)
 
     def encode(self, source: Any, stats: ReadStats, training: bool) -> Examples:
-        """Encodes rows of `read_source` (default: already encoded). `training` is False for evaluation rows."""
+        """Encodes rows of `read_source` (default: no change). `training` is False for evaluation rows."""
         return source
 
     def load(self, train: bool) -> None:
@@ -201,7 +201,7 @@ class FinetuningTask(Task):
         return labels is None or bool(known_labels(labels).any())
 
     def extra_metrics(self) -> list[Metric]:
-        """Returns metrics for `select_by`: those of `score` that `baseline` lacks, or for which lower is better."""
+        """Returns metrics of `score` that `select_by` accepts, if `baseline` lacks them or lower values are better."""
         return []
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:
