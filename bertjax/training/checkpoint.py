@@ -150,8 +150,8 @@ class Checkpoints:
     def restore_latest(self, abstract: TrainState, init: Callable[[], TrainState]) -> TrainState | None:
         """Restores the newest undamaged checkpoint. Moves newer, damaged ones to `workdir/damaged_checkpoints`.
 
-        `init` returns an initial state, which provides all fields and metric sums that the checkpoint lacks. Of these
-        fields, those that depend on the initial parameters are computed from the saved parameters. Saved sums of
+        `init` returns an initial state, which provides all fields and metric sums that the checkpoint lacks. Fields
+        that depend on the initial parameters, such as averages, are computed from the saved parameters. Saved sums of
         metrics that this run does not have are dropped.
 
         Returns None if the workdir never contained a checkpoint. Raises a BertjaxError if all checkpoints are damaged,

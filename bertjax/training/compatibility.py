@@ -46,7 +46,7 @@ def check_vocabulary(task: Task, checkpoint: epath.Path, can_add_pieces: bool = 
 
 
 def reusable_outputs(task: Task, checkpoint: epath.Path) -> list[int] | None:
-    """Returns the index of each label of a task in the checkpoint's output layer ([]: same order).
+    """Returns, for each label of the task, its index in the checkpoint's output layer ([]: same order).
 
     Returns None if the output layer has other labels, so that training initializes a new one.
     """
@@ -63,7 +63,7 @@ def reusable_outputs(task: Task, checkpoint: epath.Path) -> list[int] | None:
 
 
 def check_output_layer(task: Task, checkpoint: epath.Path) -> list[int]:
-    """Returns the index of each label of a task in the checkpoint's output layer ([]: same order).
+    """Returns, for each label of the task, its index in the checkpoint's output layer ([]: same order).
 
     Raises a UsageError if the checkpoint's output layer was trained for a different task, even if the shapes match.
     """
@@ -106,7 +106,7 @@ def _output_order(saved: Sequence[str], labels: Sequence[str]) -> list[int] | No
 
 
 def _matches_by_position(saved: Sequence[str], labels: Sequence[str], source: str) -> bool:
-    """Returns True if there are as many outputs as labels, and either names are numbers from 0. Logs the match."""
+    """Returns True if there are as many outputs as labels, and either are named 0, 1, and so on. Logs the match."""
     numbers = [str(index) for index in range(len(labels))]
     are_numbers = [[*map(label_key, each)] == numbers for each in (saved, labels)]
     if len(saved) != len(labels) or not any(are_numbers):

@@ -29,8 +29,8 @@ def evaluate(
 ) -> tuple[dict[str, float], list[dict[str, np.ndarray]]]:
     """Evaluates parameters on a task and on its `other_tasks`. Calls `heartbeat` after each batch.
 
-    The objective is that of a checkpoint after `step` updates (default: None, `task.objective`). Returns the metrics of
-    all tasks, and the outputs of each evaluation batch of `task`.
+    `step` is the number of updates of the parameters, which selects the objective (default: None, `task.objective`).
+    Returns the metrics of all tasks, and the outputs of each evaluation batch of `task`.
     """
     means, outputs = evaluate_batches(task, mesh, params, heartbeat, step)
     values = dict(task.final_metrics(means, outputs))
@@ -81,7 +81,7 @@ def load_for_task(task: Task, checkpoint: epath.Path) -> tuple[Mesh, Any]:
     saved, needed = read_metadata(checkpoint).model["kind"], model_description(task.objective.model)["kind"]
     if saved != needed and not task.accepts_any_encoder:
         raise UsageError(
-            f"{checkpoint} contains a model of kind {saved!r}, but the task needs {needed!r}; use one of this task"
+            f"{checkpoint} contains a model of kind {saved!r}, but the task needs {needed!r}; use another checkpoint"
         )
     for note in task.notes:
         logger.info(note)

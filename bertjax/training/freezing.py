@@ -22,7 +22,7 @@ def split_frozen(params: Any, config: OptimizerConfig) -> tuple[Any, Any]:
     """Returns the trainable parameters, and those that `config.freeze_layers` and `config.freeze` select.
 
     The frozen layers are separate arrays, with FROZEN_LAYERS instead of LAYERS in their path. They get no parameter
-    gradients and, if the embeddings are frozen, too, the backward pass stops above them.
+    gradients. If the embeddings are also frozen, the backward pass stops above the frozen layers.
     """
     trainable, frozen, num_frozen = {}, {}, config.freeze_layers
     for path, leaf in flatten_dict(params).items():

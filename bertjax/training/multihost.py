@@ -55,7 +55,7 @@ def initialize_distributed(config: ClusterConfig) -> None:
     """
     if jax.distributed.is_initialized():
         return
-    if config.coordinator_port or "SLURM_JOB_ID" not in os.environ:  # On Slurm, JAX derives it from the job ID.
+    if config.coordinator_port or "SLURM_JOB_ID" not in os.environ:  # On Slurm, JAX derives the port from the job ID.
         os.environ.setdefault("JAX_COORDINATOR_PORT", str(config.coordinator_port or _DEFAULT_PORT))
     options: dict[str, Any] = {
         "initialization_timeout": config.initialization_timeout_seconds,

@@ -9,7 +9,7 @@ import numpy as np
 from bertjax.data.corpus.tokenizer import Tokenizer, wordpiece_model
 from bertjax.data.corpus.vocabulary import TOKENIZER_JSON, WORDPIECE, Vocabulary, load_tokenizer_json
 
-# Masked-LM parameters with one row per vocabulary entry.
+# Parameters with one row per vocabulary entry.
 VOCABULARY_PARAMS = ("encoder/embeddings/token", "masked_lm/bias", "masked_lm/decoder", "generator_lm/bias")
 
 
@@ -17,7 +17,7 @@ VOCABULARY_PARAMS = ("encoder/embeddings/token", "masked_lm/bias", "masked_lm/de
 class NewPieces:
     """Pieces that a vocabulary appends to the vocabulary of a checkpoint."""
 
-    first_id: int  # id of the first new piece. It is the size of the checkpoint's vocabulary.
+    first_id: int  # id of the first new piece, equal to the size of the checkpoint's vocabulary
     parts: tuple[tuple[int, ...], ...]  # for each new piece, the ids of the old pieces that it consists of
 
     def extend(self, rows: np.ndarray, num_rows: int) -> np.ndarray:

@@ -183,8 +183,8 @@ def divide_by_gradient_rms(adamw: optax.GradientTransformation, b2: float, eps: 
 def decay_mask(params: optax.Params, untrained_modules: tuple[str, ...] = ()) -> optax.Params:
     """Returns a tree that is True for parameters with weight decay.
 
-    These are all parameters except biases, LayerNorm scales and the untrained top-level modules, which have gradients
-    of 0, so that weight decay alone would shrink them.
+    These are all parameters except biases, LayerNorm scales and the top-level `untrained_modules`. Gradients of these
+    modules are 0, so weight decay alone would shrink them.
     """
 
     # Select biases and scales by name, not by rank, because stacked biases have rank 2.
@@ -247,7 +247,7 @@ def _axes_of_one_array(names: Sequence[str], leaf: jax.Array) -> tuple[int, ...]
 
 
 class Optimizer(NamedTuple):
-    """Config without the fields of the learning-rate schedule, and optax transformation of the trainable parameters.
+    """Optax transformation `tx` of the trainable parameters, and its config without the learning-rate schedule.
 
     The train step multiplies the updates of `tx` by the learning rate.
     """
@@ -260,7 +260,7 @@ class Optimizer(NamedTuple):
 def make_optimizer(config: OptimizerConfig, untrained_modules: tuple[str, ...] = ()) -> Optimizer:
     """Builds the optimizer, without the learning-rate schedule, which is an argument of the train step.
 
-    `untrained_modules` are those of the objective.
+    `untrained_modules` is the objective's attribute.
 
     Returns the same object for configs that differ only in the schedule. The optimizer is a part of the cache key of
     `make_train_step`, so the trials of a sweep reuse one compiled train step.

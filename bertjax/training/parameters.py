@@ -52,7 +52,7 @@ def load_params(
     saved = load_params_on_host(checkpoint)
     leaves: dict[str, Any] = flatten_dict(target, sep="/")
     if "pooler/norm/scale" in leaves.keys() - saved.keys():
-        # Initialize the pooler from the masked-LM head. In transformers, all ModernBERT models have the same head.
+        # Initialize the pooler from the masked-LM head, as in transformers, where all ModernBERT models share it.
         for name in leaves:
             source = name.replace("pooler/dense/", "masked_lm/transform/").replace("pooler/norm/", "masked_lm/norm/")
             if source in saved.keys() - leaves.keys():

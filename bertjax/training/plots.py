@@ -11,7 +11,7 @@ from bertjax.tasks.task import Task
 from bertjax.training.metrics import EVAL_PREFIX
 from bertjax.utils.io import AnyPath, atomic_file
 
-# Maximum number of classes for which a confusion matrix shows class names, and the maximum for which it shows counts.
+# Maximum numbers of classes for which a confusion matrix shows class names, and counts.
 _MAX_NAMED_CLASSES, _MAX_COUNTED_CLASSES = 60, 25
 
 

@@ -17,16 +17,16 @@ from jax.experimental import multihost_utils
 from bertjax.errors import LOST
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Function to call after every step, evaluation batch and save. Its argument is the time in seconds until the next call
-# must follow (default: `config.hang_seconds`; math.inf: no limit).
+# Function to call after every step, evaluation batch and save. Its argument is the maximum time in seconds until the
+# next call (default: `config.hang_seconds`; math.inf: no limit).
 Heartbeat = Callable[..., None]
 _CHECKS_PER_INTERVAL = 20  # checks of the watchdog per `hang_seconds`
-# Numbers for JAX's preemption service. It expects consecutive numbers from 1 in all runs of a process, unlike steps.
+# Counter for JAX's preemption service: consecutive numbers from 1, which continue in the next run of a process.
 _sync_points = itertools.count(1)
 
 
 class _StopHandler:
-    """Signal handler that records signals. After the first signal, SIGINT interrupts at once."""
+    """Signal handler that records signals. After the first signal, SIGINT raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self._received: list[int] = []

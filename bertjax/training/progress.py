@@ -110,7 +110,7 @@ class Progress:
             self._paused_seconds += time.monotonic() - start
 
     def step_done(self, step: int, state: TrainState) -> None:
-        """Advances the progress bar. After the first step and compilations, waits for it and restarts the clock."""
+        """Advances the progress bar. After the first step and compilations, waits for the step and resets the clock."""
         self._bar.update()
         if step == self._first_step or self._compile_seconds > self._compile_seconds_at_start:
             jax.block_until_ready(state.step)
@@ -207,12 +207,12 @@ class Progress:
         return cost_before(self._task, stop) - cost_before(self._task, start)
 
     def _reset_clock(self, step: int) -> None:
-        """Starts to measure the speed. Later compilations restart the clock, because they are not part of the speed."""
+        """Starts a new speed measurement. Called after compilations, too, so that speeds do not include them."""
         self._since, self._since_step, self._paused_seconds = time.monotonic(), step, 0.0
         self._compile_seconds_at_start = self._compile_seconds
 
     def _measure_speed(self, step: int, token_fraction: float, attention_fraction: float) -> None:
-        """Measures the speed since the clock was restarted, {} if this was after the last step."""
+        """Sets `_speed` to the speed since the last reset of the clock ({}: no steps since then). Resets the clock."""
         self._speed = {}
         if step > self._since_step:
             seconds = max(time.monotonic() - self._since - self._paused_seconds, 1e-9)

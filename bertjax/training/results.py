@@ -173,7 +173,7 @@ def write_results(
         score = f", {metric.name} {float(values[metric.name]):.4g}" if metric and metric.name in values else ""
         files = re.sub(r"[^\s,]*/", "", task.results["evaluated_on"])
         plot_confusion(reports, workdir / CONFUSION, f"{task.config.task}, {files}{score}")
-    # Write this file last, because it marks the run as finished. A run killed before writes all files again.
+    # Write this file last, because it marks the run as finished. Until then, a resumed run writes all files again.
     write_json(workdir / RESULTS, results)
     log_results(values, history.metrics_at(0), progress.baseline)
     log_reports(reports)

@@ -53,7 +53,7 @@ MULTISLICE_OPTIONS = {
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
     """Returns a mesh with axes `data`, `fsdp` and `tensor` over `devices` (default: all devices).
 
-    Neighbors on the mesh are neighbors on the network between the devices. TPU slices are concatenated along `data`.
+    Neighbors on the mesh are neighbors on the device network. TPU slices are concatenated along `data`.
     Raises a UsageError if the mesh does not fit the devices.
     """
     devices = list_devices() if devices is None else devices
@@ -110,7 +110,7 @@ def _num_slices(devices: list[jax.Device]) -> int:
 
 
 def with_shardings(abstract_boxed: Any, mesh: Mesh) -> Any:
-    """Adds shardings, which follow from `RULES`, to the shapes and dtypes of a tree of arrays.
+    """Adds the shardings defined by `RULES` to a tree of shapes and dtypes.
 
     An axis that is not divisible by the size of its mesh axis is not sharded, so that any model runs on any mesh.
     `abstract_boxed` contains shapes with logical axis names, as `jax.eval_shape` of a module's `init` returns them.

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_resume(task: Task, workdir: epath.Path, step: int, init_from: epath.Path | None) -> None:
-    """Logs that a run is resumed. Raises if its cached features would differ from those before."""
+    """Logs that a run is resumed. Raises a UsageError if `init_from` would change its cached features."""
     note = ""
     if init_from:
         note = "; the parameters of --init_from are not loaded"

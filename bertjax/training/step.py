@@ -126,8 +126,8 @@ def make_train_step(
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
         trainable, frozen = split_frozen(state.params, optimizer.config)
         denominators = objective.denominators(batch)
-        # In head steps, the encoder stays in `trainable`, because the optimizer state contains its moments. It gets no
-        # gradient, and its update is dropped, because of weight decay.
+        # In head steps, the encoder stays in `trainable`, because the optimizer state contains its moments. Its
+        # gradients are 0, and its update is dropped, because weight decay would still change it.
         is_encoder_fixed = head_only and ENCODER in trainable
 
         def loss_fn(trained: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:

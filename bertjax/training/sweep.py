@@ -92,7 +92,7 @@ def sweep(
     if grid:
         settings = cross_product(grid_values(grid, fixed, load))
     else:
-        names = overridden_fields(fixed)  # The command line sets these fields, so that some settings may become equal.
+        names = overridden_fields(fixed)  # Remove these fields from the settings, which may make some settings equal.
         settings = []
         for setting in load_settings(experiment):
             remaining = {field: value for field, value in setting.items() if field not in names}
@@ -131,7 +131,7 @@ def _run_trials(
                 left = f", about {duration(remaining)} left" if seconds else ""
                 logger.info(f"trial {number} of {len(trials)}: {trial.folder.name}{left}")
                 start = time.monotonic()
-                # A signal after the last step of a trial does not stop that trial.
+                # Check for a signal here, because one after the last step of a trial does not stop that trial.
                 results = None if stop_requested() else _run_trial(trial, init_from, prepare)
                 if results is None:
                     logger.info(f"stopped in trial {number} of {len(trials)}; run the same command to resume the sweep")

@@ -154,7 +154,7 @@ def train(
         def is_done(step: int) -> bool:
             return step >= task.total_steps or history.is_out_of_patience()
 
-        # With a score, do not evaluate a restored step, which a change of `eval_every` can make due.
+        # With `has_score`, do not evaluate a restored step that a new `eval_every` makes due: it is already saved.
         if step == 0 or not has_score:
             evaluate_if_due(state, step)
 
@@ -166,8 +166,8 @@ def train(
         while not (done or stopped):
             batch = put_batch(next(batches), mesh)
             if head_steps and step == head_steps and config.optimizer.name != "bert_adam":
-                # Start the optimizer again before the first update of the encoder: for bias correction, it counts the
-                # updates once for all parameters. BERT's Adam has no bias correction.
+                # Reset the optimizer before the first update of the encoder, because its update count for bias
+                # correction includes the head steps. BERT's Adam has no bias correction.
                 state = state.replace(opt_state=make_init_opt_state(task.objective, optimizer, mesh)(state.params))
             with profiler.step(step):
                 state = train_step_at(step)(state, batch, dropout_key, device_schedule)
