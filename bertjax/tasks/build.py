@@ -1,4 +1,4 @@
-"""Table of tasks, and construction of configs and tasks by name."""
+"""Table of tasks, and functions that build configs and tasks by task name."""
 
 from collections.abc import Callable
 

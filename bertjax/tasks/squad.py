@@ -86,7 +86,7 @@ class SquadConfig(FinetuningConfig):
 
 @dataclasses.dataclass(frozen=True)
 class SpanObjective(Objective):
-    """Objective for answer spans. The loss is the mean of the cross-entropies of the start and end positions."""
+    """Objective that predicts answer spans. The loss is the mean of the start and end cross-entropies."""
 
     metrics = (loss_metric("start_loss"), loss_metric("end_loss"))
     schema = (*SEQUENCE, *(ArraySpec(name, (), num_values="length") for name in _POSITIONS), *EXAMPLE)
@@ -159,7 +159,7 @@ class SquadTask(FinetuningTask):
         return squad_metrics.score_v1(self._gold, _texts(answers)) if self.is_labeled() else {}
 
     def baseline(self) -> dict[str, float]:
-        """Returns metrics of predicting "" (unanswerable) in SQuAD 2.0, or else each passage's first sentence."""
+        """Returns the metrics of predicting "" (SQuAD 2.0), or each passage's first sentence (other versions)."""
         if self._is_v2:
             return squad_metrics.score_v2(self._gold, dict.fromkeys(self._gold, ""))
         sentences = {question.id: question.context.partition(". ")[0] for question in self._questions}
@@ -206,7 +206,7 @@ class SquadTask(FinetuningTask):
         return best_answers(self._questions, self._windows, outputs, data.n_best, data.max_answer_len)
 
     def _null_threshold(self, answers: dict[str, Answer]) -> float | None:
-        """Returns the null threshold: the configured one, or the one with the best F1. None if not SQuAD 2.0."""
+        """Returns the configured null threshold, or the one with the best F1 (None: the data is not SQuAD 2.0)."""
         data, gold = self.config.data, self._gold
         if not (self._is_v2 and data.choose_null_threshold):
             return data.null_threshold if self._is_v2 else None

@@ -132,7 +132,7 @@ class Task:
     # Top-level parameter names of the output layer and the feature head (default: (), as in pre-training). With
     # `--init_from`, these parameters are loaded only if the checkpoint has the same output layer.
     output_params: tuple[str, ...] = ()
-    data_hash = ""  # SHA-256 of the data (default: no data); a run cannot resume if the data at the same path changed
+    data_hash = ""  # SHA-256 of the data (default: "", no data); a run can resume only with the same hash
     notes: tuple[str, ...] = ()  # log lines about the data
 
     # Used by only some tasks or commands
@@ -209,7 +209,7 @@ class Task:
         return means
 
     def baseline(self) -> dict[str, float]:
-        """Returns the metrics of a trivial baseline, to compare with (default: {}, no baseline)."""
+        """Returns the metrics of a trivial baseline for comparison (default: {}, no baseline)."""
         return {}
 
     def class_reports(self, outputs: list[dict[str, np.ndarray]]) -> dict[str, ClassReport]:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 TOKENS, SENTENCE = "token_embeddings", "sentence_embedding"
-# Pooling modes, with their config fields before sentence-transformers 5.4. Vectors are concatenated in this order.
+# Config field of each pooling mode before sentence-transformers 5.4. Vectors are concatenated in this order.
 POOLING_FIELDS = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
@@ -23,7 +23,7 @@ POOLING_FIELDS = {
 }
 # Prompt names of `encode_query` and `encode_document`. They use the first name that the model's prompts contain.
 _QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
-# Activations of `Dense`, keyed by `torch.nn` class, with the default arguments of this class.
+# Activations of `Dense`, keyed by the name of the `torch.nn` class. Arguments are the defaults of PyTorch.
 ACTIVATIONS: dict[str, Callable] = {
     "Identity": lambda x: x,
     "Tanh": lambda x: x.__array_namespace__().tanh(x),
@@ -39,7 +39,7 @@ _MIN_DIVISOR = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class Pooling:
-    """Pools the token states of each text. The vectors of several modes are concatenated."""
+    """Module that pools the hidden states of each text. The vectors of several modes are concatenated."""
 
     name: ClassVar[str] = "Pooling"
     config: Mapping[str, Any]  # content of the module's `config.json`

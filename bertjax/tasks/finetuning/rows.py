@@ -17,7 +17,7 @@ from bertjax.tasks.records import RECORDS_FILE, PredictionRecords, Record, class
 
 
 class RowsTask(FinetuningTask):
-    """Base class of tasks in which a table row has one class, number or choice, or several labels.
+    """Base class of tasks whose table rows have one class, number or choice, or several labels.
 
     Subclasses define `read_rows` and `write_predictions`, and set the attributes before they call `__init__`.
 

@@ -162,7 +162,7 @@ class FinetuningTask(Task):
         raise NotImplementedError
 
     def read_source(self, split: str) -> Any:
-        """Reads the rows of "train", "dev" or "test", before `splits.divide` and `encode` (default: examples)."""
+        """Reads the rows of "train", "dev" or "test" for `splits.divide` and `encode` (default: `read_examples`)."""
         return self.read_examples(split)
 
     def encode(self, source: Any, stats: ReadStats, training: bool) -> Examples:
@@ -201,7 +201,7 @@ class FinetuningTask(Task):
         return labels is None or bool(known_labels(labels).any())
 
     def extra_metrics(self) -> list[Metric]:
-        """Returns metrics of `score` that `select_by` accepts, if `baseline` lacks them or lower values are better."""
+        """Returns metrics that `select_by` accepts besides those of `baseline`, or for which lower is better."""
         return []
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:

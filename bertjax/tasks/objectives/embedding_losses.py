@@ -166,7 +166,7 @@ def distill_vectors(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
 
 
 def margin_mse(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
-    """Returns the mean squared error between the margins of scores and a teacher's margins (arXiv 2010.02666).
+    """Returns the mean squared error between score margins and a teacher's score margins (arXiv 2010.02666).
 
     A score is the inner product of anchor and document. A margin is the positive's score minus a negative's score.
     `labels` contains the teacher's scores of all documents.

@@ -143,7 +143,7 @@ class PretrainingConfig(RunConfig):
         configs = [from_config_dict(run, item, f"config.phases[{i}]") for i, item in enumerate(self.phases or ({},))]
         shares, start, phases = [config.share for config in configs], 0, []
         for index, config in enumerate(configs):
-            # Round the number of steps after this phase, so that the last phase gets exactly its rounded share.
+            # Round the number of steps that remain after each phase, so that the last phase gets exactly its share.
             stop = self.steps - round(self.steps * sum(shares[index + 1 :]) / sum(shares))
             if stop > start:
                 phases.append(self._phase(config, start, stop))

@@ -84,7 +84,7 @@ class PretrainingTask(Task):
         return tuple((phase.stop_step, phase.learning_rate) for phase in self.phases)
 
     def objective_at(self, update: int) -> PretrainingObjective:
-        # `stop_step` is the last update of a phase.
+        # Updates are counted from 1, so `stop_step` is the number of the last update of a phase.
         return self._objectives[sum(update > phase.stop_step for phase in self.phases[:-1])]
 
     @functools.cached_property
