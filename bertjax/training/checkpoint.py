@@ -139,7 +139,7 @@ class Checkpoints:
 
     def describe_last(self) -> str:
         """Returns a clause that names the newest complete checkpoint, for use in error messages."""
-        # List the folder: after a failed save, the manager lacks the checkpoints that it would have replaced.
+        # List the folder, because after a failed save, the manager omits checkpoints that the save would have replaced.
         try:
             steps = _complete_checkpoints(self._folder)
         except Exception:  # A storage failure may make listing fail, too.

@@ -48,7 +48,7 @@ def check_vocabulary(task: Task, checkpoint: epath.Path, can_add_pieces: bool = 
 def reusable_outputs(task: Task, checkpoint: epath.Path) -> list[int] | None:
     """Returns, for each label of the task, its index in the checkpoint's output layer ([]: same order).
 
-    Returns None if the output layer has other labels, so that training initializes a new one.
+    Returns None if the output layer cannot be reused, so that training initializes a new one.
     """
     saved, expected = _output_layers(task, checkpoint)
     if not saved or not expected or read_metadata(checkpoint).model != model_description(task.objective.model):

@@ -79,8 +79,8 @@ def initialize_distributed(config: ClusterConfig) -> None:
     except (ValueError, RuntimeError, LookupError) as error:
         shown = ", ".join(f"{name}={shortened(value)}" for name, value in zip(_PROCESS_VARIABLES, values, strict=True))
         raise BertjaxError(
-            f"could not connect the processes: {first_line(error)}; outside TPU pods and Slurm, set HOST:PORT of "
-            f"process 0, the number of processes and the index of the process in {shown}"
+            f"could not connect the processes: {first_line(error)}; outside TPU pods and Slurm, set environment "
+            f"variables to HOST:PORT of process 0, the number of processes and the process index (now: {shown})"
         ) from error
 
 
@@ -124,7 +124,7 @@ def broadcast_from_host0(read: Callable[[], T]) -> T:
 
 
 def assert_same_run(description: dict[str, Any]) -> None:
-    """Raises a UsageError on all processes if a process's description of its run differs from process 0's.
+    """Raises a UsageError on all processes if the run description of any process differs from that of process 0.
 
     `description` contains the config and hashes of the data as JSON values. Paths, timeouts and ports may differ.
     """

@@ -43,7 +43,7 @@ def find_new_pieces(old: Vocabulary, new: Vocabulary) -> NewPieces | None:
         # Call the WordPiece model directly, because `Tokenizer` would treat a piece's prefix `##` as punctuation.
         model = wordpiece_model(old, max(map(len, new.pieces)))
     elif new.kind == TOKENIZER_JSON:
-        # Call the model directly here, too, because pieces are not plain text, except tokens that the user added.
+        # Call the model directly here, too, because pieces are not plain text, unlike tokens that the user added.
         model = load_tokenizer_json(old.path, old.content).model
         added = {token["content"] for token in json.loads(new.content)["added_tokens"]}
         (settings, merges), (new_settings, new_merges) = map(_settings_and_merges, (old, new))

@@ -61,7 +61,7 @@ def _head_first(head_steps: jax.Array, head: Any, all_parameters: Any, step: jax
 
 
 def describe_head_steps(config: OptimizerConfig) -> list[str]:
-    """Describes the steps that train only the head, as a list of one line ([]: no such steps)."""
+    """Returns a list with a log line about the steps that train only the head ([]: no such steps)."""
     rate = f"{config.head_learning_rate:g}"
     line = f"steps 0 to {config.head_steps:,} train only the parameters outside the encoder, at learning rate {rate}"
     return [line] if config.head_steps else []
@@ -131,7 +131,7 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
 def scale_by_muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
     """Orthogonalizes updates of the layers' kernels with Muon, layer by layer, and rescales other updates with Adam.
 
-    The root mean square of a kernel's update is 0.2, as is typical of Adam, so that both can share a learning rate.
+    The root mean square of a kernel's update is 0.2, as is typical of Adam, so that all can share a learning rate.
     """
 
     def first_output(names: Sequence[str]) -> int:
@@ -260,7 +260,7 @@ class Optimizer(NamedTuple):
 def make_optimizer(config: OptimizerConfig, untrained_modules: tuple[str, ...] = ()) -> Optimizer:
     """Builds the optimizer, without the learning-rate schedule, which is an argument of the train step.
 
-    `untrained_modules` is the objective's attribute.
+    `untrained_modules` is `Objective.untrained_modules`.
 
     Returns the same object for configs that differ only in the schedule. The optimizer is a part of the cache key of
     `make_train_step`, so the trials of a sweep reuse one compiled train step.

@@ -54,7 +54,7 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
     """Handles SIGTERM, SIGINT and SIGHUP while the context is open, see `_StopHandler`.
 
     With several processes, JAX's preemption service handles SIGTERM. It makes all processes stop at the same call.
-    Contexts may be nested, as those of a sweep and of its trials: the inner one uses the handler of the outer one.
+    Contexts may be nested, such as those of a sweep and its trials. The inner one uses the handler of the outer one.
 
     Yields a function to call after each step. It returns whether training should save and stop.
     """

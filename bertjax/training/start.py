@@ -44,7 +44,7 @@ def init_from_checkpoint(
     restored = "parameters and optimizer state" if shapes is not None else "parameters"
     logger.info(f"starting at step 0 with the {restored} of {source_of(checkpoint)}")
     if (workdir_of(checkpoint) / "modules.json").exists() and not isinstance(task.objective.model, EmbeddingModel):
-        logger.warning("dropped the sentence-transformers modules, because training changes the states that they pool")
+        logger.warning("dropped the sentence-transformers modules, because training changes their input hidden states")
     if new_pieces:
         count = len(new_pieces.parts)
         logger.info(f"initialized {count:,} new vocabulary pieces with the mean embedding of their old pieces")

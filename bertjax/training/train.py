@@ -84,7 +84,7 @@ def train(
         check_batch_sizes((task.eval_batch_size,), mesh)
     optimizer = make_optimizer(config.optimizer, task.objective.untrained_modules)
     schedule = make_schedule(config.optimizer, task.warmup_steps, task.phase_schedule)  # a `jax.tree_util.Partial`
-    head_steps = config.optimizer.head_steps  # first steps, which train only the parameters outside the encoder
+    head_steps = config.optimizer.head_steps  # number of first steps that train only parameters outside the encoder
 
     def train_step_at(step: int) -> Callable[..., TrainState]:
         # The RoPE thetas of a phase are a part of its objective. `make_train_step` is cached.
