@@ -56,8 +56,8 @@ def _with_peaks(starts: jax.Array, peaks: jax.Array, relative: Any, step: jax.Ar
     return jnp.asarray(peaks)[jnp.sum(step >= starts)] * relative(step)
 
 
-def _head_first(head_steps: jax.Array, head: Any, all_parameters: Any, step: jax.Array) -> jax.Array:
-    return jnp.where(step < head_steps, head(step), all_parameters(step - head_steps))
+def _head_first(head_steps: jax.Array, head_schedule: Any, schedule: Any, step: jax.Array) -> jax.Array:
+    return jnp.where(step < head_steps, head_schedule(step), schedule(step - head_steps))
 
 
 def describe_head_steps(config: OptimizerConfig) -> list[str]:

@@ -143,8 +143,8 @@ def batch_shards(mesh: Mesh) -> int:
 def data_shard(mesh: Mesh) -> DataShard:
     """Returns the shards of each global batch that are on the devices of this process."""
     count = batch_shards(mesh)
-    held = batch_sharding(mesh).addressable_devices_indices_map((count,)).values()
-    return DataShard(tuple(sorted({rows.indices(count)[0] for (rows,) in filter(None, held)})), count)
+    slices = batch_sharding(mesh).addressable_devices_indices_map((count,)).values()
+    return DataShard(tuple(sorted({rows.indices(count)[0] for (rows,) in filter(None, slices)})), count)
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:

@@ -31,7 +31,7 @@ _NOT_ESCAPED = re.compile("&(?!amp;|lt;|gt;)")
 _TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
 # Marker at the start or end of a Project Gutenberg book, up to the next *** of the paragraph, else to the line's end.
 # License and publisher's notes are outside the two markers.
-_BOOK_EDGE = re.compile(
+_BOOK_MARKER = re.compile(
     r"^\*\*\* ?(START|END) OF TH(?:E|IS) PROJECT GUTENBERG EBOOK(?:(?:.|\n(?!\s*\n))*?\*\*\*|.*)", re.MULTILINE
 )
 # Document separator in corpora of language models. If a file has it at the start or end of a line in the first
@@ -120,9 +120,9 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
     """
     first = next(blocks, "")
     blocks = itertools.chain([first], blocks)
-    edge = _BOOK_EDGE.search(first)
+    marker = _BOOK_MARKER.search(first)
     is_divided = True
-    if edge is not None and edge[1] == "START":
+    if marker is not None and marker[1] == "START":
         blocks = _books(blocks)
     elif _TITLE_LINE.search(first):
         blocks = _articles(blocks)
@@ -147,12 +147,12 @@ def _books(blocks: Iterable[str]) -> Iterator[str]:
     for block in itertools.chain(blocks, ["\n\n"]):
         text, newline, rest = (rest + block).rpartition("\n")
         start = text.rfind("\n***")
-        if start >= 0 and "\n\n" not in text[start:]:  # perhaps an incomplete `_BOOK_EDGE`
+        if start >= 0 and "\n\n" not in text[start:]:  # perhaps an incomplete `_BOOK_MARKER`
             text, newline, rest = text[:start], "", text[start:] + newline + rest
         book, at = "", 0
-        for edge in _BOOK_EDGE.finditer(text):
-            book += text[at : edge.start()] + _SEPARATOR if inside else ""
-            inside, at = edge[1] == "START", edge.end()
+        for marker in _BOOK_MARKER.finditer(text):
+            book += text[at : marker.start()] + _SEPARATOR if inside else ""
+            inside, at = marker[1] == "START", marker.end()
         yield book + text[at:] + newline if inside else book
 
 

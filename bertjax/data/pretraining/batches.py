@@ -119,11 +119,11 @@ def _open_split(
 
     Rows of pairs or documents depend on `seed` and `dupe_factor`, rows of running text on `offset_key`.
     """
-    pairing, most, seq_len = phase.row_format.pairing, phase.max_sequences_per_row, phase.seq_len
+    pairing, max_sequences, seq_len = phase.row_format.pairing, phase.max_sequences_per_row, phase.seq_len
     if not pairing and not phase.row_format.packed:
         return running_text_lookup(len(getattr(corpus, split).tokens), seq_len - TEXT_SPECIAL_TOKENS, offset_key)
-    index = open_pair_index(corpus, split, seq_len, seed, dupe_factor, most, pairing)
-    return index.pass_ends, pair_lookup(index, most)
+    index = open_pair_index(corpus, split, seq_len, seed, dupe_factor, max_sequences, pairing)
+    return index.pass_ends, pair_lookup(index, max_sequences)
 
 
 def _map_dataset(indices: tf.data.Dataset, make_batch: Callable[[tf.Tensor], _Batch]) -> tf.data.Dataset:
