@@ -1,4 +1,4 @@
-"""Random two-layer checkpoints, in memory and in the format of google-research/bert, and edits of JSON files."""
+"""Helpers that create random two-layer checkpoints, in memory or as google-research/bert files, and edit JSON files."""
 
 import json
 

@@ -10,7 +10,7 @@ from bertjax.cli import main as cli
 def commands(
     parser: argparse.ArgumentParser, words: tuple[str, ...] = ()
 ) -> dict[tuple[str, ...], argparse.ArgumentParser]:
-    """Returns the parser of each command by its words, such as ("bench", "step")."""
+    """Returns a dictionary from the words of each command, such as ("bench", "step"), to its parser."""
     groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not groups:
         return {words: parser}

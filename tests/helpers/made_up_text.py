@@ -17,14 +17,14 @@ def write_text(file: Path) -> None:
 
 
 def write_letters(file: Path, words: tuple[str, ...] = ()) -> None:
-    """Writes an uncased vocabulary of single characters that can spell any ASCII text, and of `words`."""
+    """Writes an uncased vocabulary that contains `words` and single characters, which can spell any ASCII text."""
     characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters, *(f"##{char}" for char in characters)]
     file.write_text("\n".join([*pieces, *words]) + "\n")
 
 
 def make_corpus(folder: Path) -> Path:
-    """Prepares a corpus of the documents of `write_text`, with a vocabulary trained on them."""
+    """Prepares a corpus from the text of `write_text`, with a vocabulary trained on it."""
     from bertjax.data.corpus.prepare import prepare
 
     write_text(folder / "text.txt")

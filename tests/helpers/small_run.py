@@ -23,7 +23,7 @@ SCHEDULE = {
     "model.num_attention_heads": 2,
     "data.seq_len": 16,
     "data.eval_rows": 0,
-    # In bfloat16, the default on some processors, meshes agree only to the rounding of bfloat16.
+    # In bfloat16, the default on some processors, results of different meshes would differ more.
     "model.dtype": "float32",
     "optimizer.learning_rate": 1e-2,
 }

@@ -1,4 +1,4 @@
-"""Experiment file of a table of tiny runs."""
+"""Experiment file for `bertjax reproduce` that defines a table with tiny runs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Conversion of batches: all rows of several batches, token ids before masking, and the pairs of packed rows."""
+"""Helpers that concatenate batches, undo masking, and unpack packed rows."""
 
 from collections.abc import Mapping, Sequence
 
