@@ -1,6 +1,4 @@
-"""Cases that damage a file and run a command that reads it.
-
-The output must not change, or the command must end with a one-line error."""
+"""Cases that damage a file and run a command on it, which must give the same output or fail with a one-line error."""
 
 import random
 import re

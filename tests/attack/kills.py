@@ -27,7 +27,7 @@ SCENES: dict[str, tuple[str, ...]] = {
     "encode": ("encode", "--checkpoint={huggingface}", "--input={files}/text.txt", "--pooling=mean", "--output=out"),
     "predict": ("predict", "--checkpoint={glue}", "--output=out"),
 }
-# These commands are killed more often, because they have more intermediate states.
+# Repeated names are commands that are killed more often, because they have more intermediate states.
 _ROWS = (*SCENES, *("train", "fine-tune", "sweep", "train", "prepare") * 2)
 
 

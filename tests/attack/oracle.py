@@ -75,7 +75,7 @@ def differences(left: dict[str, str], right: dict[str, str]) -> list[str]:
 
 
 def state(path: Path, root: Path | None = None) -> dict[str, str]:
-    """Returns hashes of an output's files, without the path `root` in them, and of its newest checkpoints' arrays."""
+    """Returns hashes of an output's files, ignoring the path `root` in them, and of its newest checkpoints' arrays."""
     contents = {path.name: path.read_bytes()} if path.is_file() else {}
     for file in path.rglob("*"):
         name = str(file.relative_to(path))

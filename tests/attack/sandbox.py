@@ -1,4 +1,4 @@
-"""A folder with valid inputs for all commands ("pieces", made on first use) and a folder for each case."""
+"""Temporary folder with valid inputs of all commands ("pieces", made on first use) and with a folder for each case."""
 
 import atexit
 import contextlib
@@ -102,7 +102,7 @@ class Sandbox:
         self.env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": _XLA_FLAGS, **_CACHE, **_TENSORFLOW, **paths}
 
     def cached(self, key: str, compute: Callable[[], Any]) -> Any:
-        """Returns the JSON value of `compute`, which only one of the processes calls."""
+        """Returns the result of `compute`, which is stored as JSON, so that only one process calls `compute`."""
         file = self.folder / "cache" / key
         with FileLock(f"{file}.lock"):
             if not file.exists():

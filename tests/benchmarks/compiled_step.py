@@ -5,15 +5,15 @@
     python tests/benchmarks/compiled_step.py --case base --override config.model.remat=none --operations 30
 
 Flax BERT needs transformers 4; the tests use version 5, so install it in a separate folder:
-`pip install --target TRANSFORMERS_4 'transformers<5'`. Its step follows Hugging Face's example `run_mlm_flax.py` and
-adds the next-sentence loss: dropout, AdamW, and rows sharded over all chips. By default, it gathers the masked
+`pip install --target TRANSFORMERS_4 'transformers<5'`. As in Hugging Face's example `run_mlm_flax.py`, its step uses
+dropout and AdamW, and shards rows over all chips. It also has the next-sentence loss. By default, it gathers the masked
 positions before the masked-LM head, as bertjax does. With `--all_positions`, it computes the logits of every token, as
-`FlaxBertForPreTraining` does by itself.
+the original `FlaxBertForPreTraining` does.
 
 All figures are per device:
 
     TFLOP                 FLOPs of matrix products and kernels; every loop iteration counts
-    GB                    bytes read from and written to HBM; kernels count by their cost estimate
+    GB                    bytes read from and written to HBM; for kernels, their cost estimate
     GB XLA                "bytes accessed" of XLA's `cost_analysis`, which includes on-chip memory and counts loops once
     GiB of temporaries    peak memory beyond the step's arguments
     GiB XLA               `temp_size_in_bytes` of XLA's `memory_analysis`, which is larger
@@ -133,7 +133,7 @@ def lower_flax_bert(case: str, all_positions: bool) -> Any:
 
 
 def source_of(operation: str) -> str:
-    """Returns the name of an operation without layer numbers and tracing scopes."""
+    """Returns the name of an operation without tracing scopes, and with `#` for layer numbers."""
     name = re.sub(r"jit\([^)]*\)/|closed_call/|checkpoint/|rematted_computation/|while/body/", "", operation)
     return re.sub(r"\d+", "#", name)[-90:] or "(no source)"
 
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--flax_bert", action="store_true", help="measures Hugging Face's Flax BERT instead")
     parser.add_argument("--all_positions", action="store_true", help="Flax BERT computes the logits of every token")
     parser.add_argument("--override", nargs="*", default=[], help="config.FIELD=VALUE, overrides of the bertjax config")
-    parser.add_argument("--operations", type=int, default=0, help="lists this many operations by bytes (default: 0)")
+    parser.add_argument("--operations", type=int, default=0, help="number of operations to list, by bytes (default: 0)")
     args = parser.parse_args()
 
     from bertjax.estimate.topology import use_tpu_compiler

@@ -3,8 +3,8 @@
     python tests/benchmarks/dropout_bits.py --shape 2 12 128 128 --rounds 20
 
 Each step applies dropout to an array and then computes the gradient, as for attention probabilities in plain JAX. The
-compiler either stores the mask for the backward pass or draws it again. Prints the time on this machine in `ms`, the
-best of several interleaved rounds.
+compiler either stores the mask for the backward pass or draws it again. Prints the best time of several interleaved
+rounds on this machine, in `ms`.
 """
 
 import functools

@@ -5,11 +5,11 @@
     python tests/benchmarks/embedding_step.py --pairs pairs.tsv --batch 256 --chunk 64 --rounds 3
 
 Both train the published all-MiniLM-L6-v2 with InfoNCE and dropout on the first pairs of a .tsv file with the columns
-anchor and positive, without repeated positives: forward and backward pass, gradients clipped to norm 1, an AdamW
-update. With `--chunk`, bertjax uses `embed.chunk`, and sentence-transformers `CachedMultipleNegativesRankingLoss`.
-sentence-transformers pads anchors and positives to their longest text; its tokenization is not timed. bertjax packs
-texts into rows. Both are measured in float32 and in bfloat16 (PyTorch: autocast). The programs run in turns, each in
-its own process. Each line has the seconds of the median step.
+anchor and positive, without repeated positives. A step is a forward and backward pass, clipping of gradients to norm 1,
+and an AdamW update. With `--chunk`, bertjax uses `embed.chunk`, and sentence-transformers uses its
+`CachedMultipleNegativesRankingLoss`. sentence-transformers pads anchors and positives to their longest text; its
+tokenization is not timed. bertjax packs texts into rows. Both are measured in float32 and in bfloat16 (PyTorch:
+autocast). The programs run in turns, each in its own process. Each line has the seconds of the median step.
 """
 
 import argparse
@@ -27,7 +27,7 @@ DTYPES = ("bfloat16", "float32")
 
 
 def sentence_transformers_step(args: argparse.Namespace) -> None:
-    """Prints the median seconds of a step, without two warm-up steps."""
+    """Prints the median seconds of a step; two warm-up steps do not count."""
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import losses

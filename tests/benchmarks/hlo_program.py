@@ -21,7 +21,7 @@ _CALLED = re.compile(
     r"\b(?:calls|to_apply|body|condition|branch_computations|called_computations)=(\{[^}]*\}|%?[\w.\-]+)"
 )
 _OPERAND = re.compile(r"%([\w.\-]+)")
-# Text in parentheses, which contains layouts such as `{1,0:T(8,128)S(1)}`, even inside the parentheses of a tuple.
+# Text in parentheses, with up to two nested levels, as for layouts such as `{1,0:T(8,128)S(1)}` in a tuple.
 _GROUP = r"\([^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*\)"
 _INSTRUCTION = re.compile(rf"({_GROUP}|\S+) ([\w\-]+)\(((?:[^()]|{_GROUP})*)\)(.*)")
 

@@ -27,7 +27,7 @@ def _loss(encoder: Encoder, inputs: tuple[np.ndarray, ...], params: Any) -> jax.
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="steps of each kind, in turns (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="steps per row length, in turns (default: 5)")
     rounds = parser.parse_args().rounds
     Architecture.local_layers = property(lambda self: (True,) * self.num_hidden_layers)
     model = dict(MODERNBERT.values) | {"vocab_size": _VOCAB_SIZE, "num_hidden_layers": 3, "intermediate_size": 1152}

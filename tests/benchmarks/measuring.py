@@ -1,4 +1,4 @@
-"""Argument parser of the benchmarks, and their subprocesses."""
+"""Argument parser of the benchmarks, and a function that times subprocesses."""
 
 import argparse
 import subprocess
@@ -14,7 +14,7 @@ def parser_of(document: str | None) -> argparse.ArgumentParser:
 
 
 def run(*command: str) -> tuple[str, float]:
-    """Runs a command. Returns its standard output and its seconds."""
+    """Runs a command. Returns its standard output and its run time in seconds."""
     start = time.perf_counter()
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
     return output, time.perf_counter() - start

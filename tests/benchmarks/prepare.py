@@ -1,11 +1,11 @@
-"""Measures the speed of `bertjax prepare` with the local runner and with Beam, and of a bare `tokenizers` batch encode.
+"""Measures the speed of `bertjax prepare` with the local runner and with Beam, and of Hugging Face's `encode_batch`.
 
     python tests/benchmarks/prepare.py --input 'wiki:wikipedia/AA/wiki_[0-4]*' --vocab vocab.txt --rounds 3
 
 Each round runs all cases one after the other, so that other load slows all cases equally; the median of each case is
-printed. A run of `bertjax prepare` is measured from the start of Python to the last checksum. The bare encode applies
-Hugging Face's BertWordPieceTokenizer on all cores to paragraphs in memory. It excludes reading, splitting into
-sentences, the held-out split and writing. Beam is skipped if it is not installed.
+printed. A run of `bertjax prepare` is measured from the start of Python to the last checksum. The "bare encode" only
+calls `encode_batch` of Hugging Face's BertWordPieceTokenizer, on all cores, for paragraphs in memory. It excludes
+reading, splitting into sentences, the held-out split and writing. Beam is skipped if it is not installed.
 """
 
 import importlib.util

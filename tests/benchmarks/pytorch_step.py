@@ -2,10 +2,10 @@
 
     python tests/benchmarks/pytorch_step.py --size base --rows 8 --seq_len 128 --rounds 3
 
-Both have a dropout rate of 0.1: forward and backward pass of masked LM and next-sentence prediction, gradients clipped
-to norm 1, an AdamW update. Both compute the masked-LM logits of the same number of positions per row. With
-`--all_positions`, PyTorch computes the logits of every token, as `BertForPreTraining` does by itself. The FLOPs of both
-are printed.
+A step is a forward and backward pass of masked LM and next-sentence prediction with dropout 0.1, clipping of gradients
+to norm 1, and an AdamW update. Both compute the masked-LM logits of the same number of positions per row. With
+`--all_positions`, PyTorch computes the logits of every token, as the original `BertForPreTraining` does. The FLOPs of
+both are printed.
 
 PyTorch uses the default attention of transformers (printed), no mask, and its fastest setting for the machine. On CPU,
 float32 and autocast to bfloat16 are both measured, and the faster one counts. On GPU, it uses `torch.compile`, autocast
