@@ -17,9 +17,9 @@ LAYER_NORM, RMS_NORM = NORMS = ("layer_norm", "rms_norm")
 # Position types: learned embeddings (`absolute`), or rotations of queries and keys. In a head of size K, `rotary` pairs
 # elements i and i + K / 2, and `rotary_pairs` pairs elements 2 i and 2 i + 1.
 ABSOLUTE, ROTARY, ROTARY_PAIRS = POSITIONS = ("absolute", "rotary", "rotary_pairs")
-# RoPE fields, which training phases may change.
+# RoPE fields. Unlike other architecture fields, they may differ between the phases of a run.
 ROPE_THETAS = ("global_rope_theta", "local_rope_theta")
-# Number of steps of a run from which `scan_layers=auto` unrolls on all platforms.
+# Minimum number of training steps for which `scan_layers=auto` unrolls the layers on TPU too.
 LONG_RUN_STEPS = 10_000
 REMAT_POLICIES = ("none", "attention", "elementwise", "projections", "full")
 # Maximum dropout rate. `dropout` rounds rates to multiples of 2^-16, and would round rates close to 1 to 1.
@@ -50,19 +50,19 @@ class Architecture(Section, prefix="config.model.", may_be_unset=True):
       max_position_embeddings: number of learned position embeddings, which is the maximum row length in tokens plus
         `position_offset`. With RoPE, the maximum row length.
       type_vocab_size: number of segment embeddings. With 0 or 1, the texts of a pair have the same segment.
-      pair_segments: whether the second text of a pair has segment 1. If false, all tokens have segment 0, as in a
-        RoBERTa with two segments, whose tokenizer does not return segments.
+      pair_segments: whether the second text of a pair has segment 1. If false, all tokens have segment 0, as in RoBERTa
+        checkpoints with two segment embeddings, whose tokenizers return no segments.
       hidden_act: activation of the feed-forward layer: `gelu_tanh` (as in google-research/bert), `gelu_erf`, `relu`,
         `silu` or `tanh`.
       layer_norm_eps: epsilon added to the variance in LayerNorm.
-      attention_direction: side that a token attends to: `both` (as in BERT), `left` or `right`. Every token
-        also attends to itself.
+      attention_direction: side of the context that a token attends to: `both` (as in BERT), `left` or `right`. Every
+        token also attends to itself.
       pad_vocab_to_multiple_of: the vocabulary size is padded to a multiple of this number, for faster matmuls. The
         added tokens get probability 0.
       model_type: transformers model family for exported checkpoints, such as `modernbert`. It has no other effect.
       embedding_size: width of the embeddings (default: 0, `hidden_size`). Another width is projected to `hidden_size`.
       embedding_norm: whether a norm follows the embeddings.
-      norm: kind of all norms: `layer_norm` or `rms_norm`.
+      norm: type of all norms: `layer_norm` or `rms_norm`.
       norm_bias: whether LayerNorms have a bias.
       norm_first: whether norms precede the sub-layers, with one more norm after the last layer, as in ModernBERT. If
         false, a norm follows each residual connection, as in BERT.
@@ -86,12 +86,12 @@ class Architecture(Section, prefix="config.model.", may_be_unset=True):
       decoder_bias: whether the decoder has a bias.
       head_act: activation of the dense layer of the masked-LM head (default: empty, `hidden_act`).
       head_bias: whether the masked-LM head's dense layer and the pooler have biases.
-      pooler_act: activation of the dense layer before an output layer for sequences (default: `tanh`; empty: no dense
-        layer).
+      pooler_act: activation of the pooler, the dense layer before a sequence-level output layer (default: `tanh`;
+        empty: no dense layer).
       pooler_norm: whether a norm follows the pooler's activation.
       classifier_pooling: pooling of token states into one state per sequence: `cls` (state of the first token), `mean`
         (mean over the tokens, then the pooler) or `late` (the pooler, then the mean).
-      token_pooler: whether the pooler's layers also precede an output layer for tokens, as in ModernBERT.
+      token_pooler: whether the pooler also precedes token-level output layers, as in ModernBERT.
     """
 
     # The maximum sizes are larger than those of any trained model. They make a mistyped size fail at once, not minutes
@@ -139,7 +139,7 @@ class Architecture(Section, prefix="config.model.", may_be_unset=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.embedding_size and self.embedding_size == self.hidden_size:
-            object.__setattr__(self, "embedding_size", 0)  # An explicit value of the default width is the same network.
+            object.__setattr__(self, "embedding_size", 0)  # Both values mean the same network; store only the default.
         width, heads, kv_heads = self.hidden_size, self.num_attention_heads, self.num_key_value_heads
         is_lstm, is_rotary = self.encoder == LSTM, self.position_embedding_type in (ROTARY, ROTARY_PAIRS)
         is_linear = self.lm_head == "linear" and self.tie_word_embeddings
@@ -173,7 +173,7 @@ class Architecture(Section, prefix="config.model.", may_be_unset=True):
 
     @property
     def context_sides(self) -> tuple[str, ...]:
-        """Context direction of each part of the hidden state: left and right halves for LSTMs, else one part."""
+        """Context direction of each part of the hidden state. LSTMs have two parts, a `left` and a `right` half."""
         return ("left", "right") if self.encoder == LSTM else (self.attention_direction,)
 
     @property
@@ -249,20 +249,20 @@ class ModelConfig(Architecture):
         bfloat16 in training if the CPU has bfloat16 units (AMX, AVX-512 BF16), otherwise float32. Parameters, softmax,
         LayerNorm statistics and losses are always float32.
       scan_layers: whether to scan over the layers. `true` compiles one layer, and `false` unrolls all layers. `auto`
-        unrolls on CPU and GPU, where unrolled layers are faster. On TPU, it unrolls in runs of at least 10,000
-        steps, where less memory traffic outweighs longer compilation. In shorter runs, it scans. All values use
-        the same parameters.
+        unrolls on CPU and GPU, where unrolled layers are faster. On TPU, it unrolls in runs of at least 10,000 steps,
+        where less memory traffic outweighs longer compilation. In shorter runs, it scans. Checkpoints do not depend on
+        this field.
       remat: recomputation in the backward pass, to save memory. `none` recomputes only cheap elementwise operations.
         `attention` also recomputes attention scores. `elementwise` recomputes everything except large matrix products.
         `projections` also recomputes the queries, keys and values. `full` recomputes whole layers.
       attention: attention implementation. `xla` uses JAX operations only. `fused` is a TPU kernel for rows of up to 512
         tokens, with dropout. `splash` is JAX's TPU kernel, without dropout. It pads rows to a multiple of 512 tokens,
         unless their length is a multiple of 128. `flash` is a GPU kernel for bfloat16 on Ampere or newer GPUs, with
-        dropout. `cudnn` is for bfloat16 on Ampere or newer GPUs, without dropout or packed rows.
-        `package.module.function` is your own `AttentionFn`. `auto` selects the first of `fused`, `splash`, `flash` (on
-        A100, H100 and H200) and `xla` that supports the model and the devices. The order follows the memory and
-        memory traffic of compiled steps, and was not timed on a TPU. All built-in implementations compute the same
-        values, and those with dropout use the same dropout masks.
+        dropout. `cudnn` is for bfloat16 on Ampere or newer GPUs, without dropout, packed rows, local attention or
+        `attention_direction=right`. `package.module.function` is your own `AttentionFn`. `auto` selects the first of
+        `fused`, `splash`, `flash` (on A100, H100 and H200) and `xla` that supports the model and the devices. The order
+        is based on the memory use and memory traffic of compiled steps; it was not timed on a TPU. All built-in
+        implementations compute the same values, and those with dropout use the same dropout masks.
       hidden_dropout_prob: dropout rate after the embeddings and each sub-layer.
       attention_probs_dropout_prob: dropout rate of the attention probabilities.
       initializer_range: standard deviation of the truncated normal that initializes all matrices.

@@ -20,7 +20,7 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
 
 
 class DropoutSpec(NamedTuple):
-    """Dropout of attention probabilities. There is none if the rate is 0 or the key None."""
+    """Dropout of attention probabilities. If the rate is 0 or the key is None, dropout is disabled."""
 
     rate: float
     key: jax.Array | None
@@ -57,7 +57,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 def dropout_threshold(rate: float) -> np.uint32:
-    """Returns the dropout threshold. Elements whose 16 random bits are below this threshold are dropped."""
+    """Returns the dropout threshold: an element is dropped if its 16 random bits are below this number."""
     return np.uint32(round(rate * 2**BITS))
 
 
@@ -105,9 +105,9 @@ def _iota(shape: tuple[int, ...], axis: int) -> jax.Array:
 
 
 def block_key(key: jax.Array, block: jax.Array, num_blocks: int) -> jax.Array:
-    """Returns a key for a block of a batch's rows, with which `dropout` masks them as in the complete batch.
+    """Returns a key for a block of a batch. With it, `dropout` uses the same mask as for these rows in the full batch.
 
-    Row i of the block is row i * `num_blocks` + `block` of the batch, for arrays with at least three axes.
+    Row i of the block is row i * `num_blocks` + `block` of the batch. Arrays must have at least three axes.
     """
     block_data = jnp.stack([jnp.uint32(block), jnp.uint32(num_blocks)])
     data = jnp.concatenate([jax.random.key_data(key).reshape(-1)[:2], block_data])
@@ -115,7 +115,7 @@ def block_key(key: jax.Array, block: jax.Array, num_blocks: int) -> jax.Array:
 
 
 def _on_key(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Wraps a function of Threefry keys, such as `fold_in`, for block keys (`_BLOCK_KEY`), whose block is kept."""
+    """Extends a function of Threefry keys, such as `fold_in`, to block keys (`_BLOCK_KEY`). The block is kept."""
 
     def apply(data: jax.Array, argument: Any) -> jax.Array:
         words = jax.random.key_data(function(jax.random.wrap_key_data(data[:2], impl="threefry2x32"), argument))

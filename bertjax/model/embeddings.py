@@ -68,7 +68,7 @@ class Embeddings(nn.Module):
             one_hot = jax.nn.one_hot(segment_ids, config.num_segments, dtype=x.dtype)
             x += jnp.matmul(one_hot, self.segment_table, precision="highest")
         if config.has_position_embeddings:
-            if offset := config.position_offset:  # In RoBERTa, [PAD] has token id 1 and position 1: offset - 1.
+            if offset := config.position_offset:  # In RoBERTa, [PAD] has token id 1 and position 1, both `offset - 1`.
                 position_ids = _roberta_positions(input_ids == offset - 1, position_ids)
             x += jnp.take(self.position_table, position_ids + offset, axis=0)
         x = with_logical_constraint(x, ("batch_over_data", "length", "embed_over_fsdp"))

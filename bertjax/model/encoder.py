@@ -10,7 +10,7 @@ A row contains one or several sequences. `sequence_ids` contains the index of ea
 for padding. `position_ids` counts from 0 within each sequence. For rows of one sequence, `sequence_ids` is the input
 mask.
 
-`partitioning.py` explains axis names such as "embed", which shard these axes.
+`partitioning.py` lists the logical axis names, such as "embed", that define the sharding of these axes.
 """
 
 from collections.abc import Callable, Mapping
@@ -67,12 +67,12 @@ class Encoder(nn.Module):
 
     With `encoder=lstm`, concatenates the hidden states of one `LstmReader` per direction.
 
-    Parameters of all layers are stacked on a leading axis N, even if `nn.scan` is unrolled (`scan_layers=false`). Train
-    steps split off frozen layers.
+    Parameters of all layers are stacked on a leading axis N, even if `nn.scan` is unrolled (`scan_layers=false`). If
+    the lowest layers are frozen, the train step passes their parameters as a second stack.
     """
 
     config: ModelConfig
-    # For ELECTRA's generator: the encoder's embeddings, whose tables it shares.
+    # Embeddings whose tables this encoder shares (default: None, own tables). Used by ELECTRA's generator.
     tied_embeddings: Embeddings | None = None
 
     def setup(self) -> None:
@@ -129,9 +129,8 @@ class Encoder(nn.Module):
         has_norm = None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0
         per_layer = LayerInputs(is_local, has_norm)
         shared = SharedInputs(sequence_ids, rotations(config, position_ids))
-        # `run_layers` builds and scans `TransformerLayer(**fields)`, because `nn.scan` takes a class. Each layer gets
-        # its slice of `per_layer` and of the stacked parameters, its own dropout key, and `shared`. The results are the
-        # two that this method returns.
+        # Pass the class and its fields instead of a module, because `nn.scan` takes a class. Each layer gets its slice
+        # of `per_layer` and of the stacked parameters, its own dropout key, and `shared`.
         fields = {
             "config": config,
             "attention_fn": attention_fn,
@@ -165,7 +164,7 @@ class TransformerLayer(nn.Module):
             If the bool scalar `has_norm` is False, there is no norm (only with `norm_first`).
             """
             key = None if self.deterministic else self.make_rng("dropout")
-            # Recompute the inside of a norm in the backward pass, unless `nn.remat` recomputes the whole layer.
+            # Recompute the norm in the backward pass, unless `nn.remat` already recomputes the whole layer.
             norm = make_norm(config, norm_name, recompute=not has_layer_remat(config))
             normed = norm(x) if config.norm_first else x
             if has_norm is not None:
@@ -207,7 +206,7 @@ class SelfAttention(nn.Module):
             query, key = (rotate(config, states, shared.rotations, layer.is_local) for states in (query, key))
 
         def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int = 0) -> jax.Array:
-            # Tokens attend to their own sequence: to all tokens (0), or to themselves and `window` neighbors, half on
+            # Tokens attend to all tokens of their sequence (window=0), or to themselves and `window` neighbors, half on
             # each side.
             mask = AttentionMask(config.attention_direction, shared.sequence_ids, window)
             drop = DropoutSpec(config.attention_probs_dropout_prob, dropout_key)
@@ -241,7 +240,7 @@ def feed_forward(config: ModelConfig, x: jax.Array) -> jax.Array:
 
 
 def is_packed(batch: Mapping[str, jax.Array]) -> bool:
-    """Returns whether rows may contain several sequences (`sequence_ids` and `position_ids`, no `input_mask`)."""
+    """Returns whether rows are packed. A packed batch has `sequence_ids` and `position_ids` instead of `input_mask`."""
     return "sequence_ids" in batch
 
 

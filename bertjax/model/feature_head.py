@@ -22,7 +22,7 @@ NONE, EMBEDDINGS, SECOND_TO_LAST, LAST, SUM_LAST_FOUR, CONCAT_LAST_FOUR, SUM_ALL
 _SUMS = (SUM_LAST_FOUR, SUM_ALL)
 # Name of the Flax module `_Mix`.
 _MIX = "mix"
-# Name of the array in a batch with precomputed states of a frozen encoder, see `encode_with_head`.
+# Name of the batch array with precomputed states of a frozen encoder; see `encode_with_head`.
 CACHED_FEATURES = "features"
 
 

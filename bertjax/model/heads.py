@@ -120,7 +120,7 @@ class LmHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """Dense layer, activation (in BERT, tanh) and optional norm on states of sequences: [..., D] to [..., D]."""
+    """Dense layer, activation (in BERT, tanh) and optional norm, from states [..., D] to [..., D]."""
 
     config: ModelConfig
 
@@ -137,7 +137,7 @@ class Pooler(nn.Module):
 def apply_pooler(
     pooler: Pooler, tokens: jax.Array, batch: Mapping[str, jax.Array], num_sequences: int = 1
 ) -> jax.Array:
-    """Pools token states and applies the pooler or, with `classifier_pooling=late`, first applies the pooler.
+    """Pools token states, then applies the pooler. With `classifier_pooling=late`, applies the pooler first.
 
     See `sequence_states` for the arguments and the shape.
     """

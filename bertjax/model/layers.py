@@ -128,7 +128,7 @@ def activation(config: ModelConfig, name: str = "", recompute: bool = True) -> C
 
 
 def is_stacked(path: Sequence[str]) -> bool:
-    """Returns True if a path leads to a parameter that contains all layers on its leading axis."""
+    """Returns whether the parameter at a path is stacked over the layers, with a leading axis N."""
     return LAYERS in path
 
 

@@ -73,7 +73,7 @@ class Lstm(nn.Module):
 
     config: ModelConfig
     size: int  # number of units, D
-    direction: str  # context of each position: `left` (it and earlier positions) or `right` (it and later positions)
+    direction: str  # context of each position, besides itself: `left` (earlier positions) or `right` (later positions)
 
     @nn.compact
     def __call__(self, x: jax.Array, sequence_ids: jax.Array) -> jax.Array:

@@ -30,7 +30,7 @@ def dot(x: jax.Array, kernel: jax.Array, num_inputs: int = 1, dtype: jnp.dtype |
     matrix = kernel.reshape(contracted, math.prod(trailing))
     dtype = dtype or x.dtype
     if x.dtype == jnp.bfloat16:
-        # Use two or more leading axes, because XLA computes gradients that contract one axis without bfloat16 units.
+        # Use two or more leading axes, because XLA does not use bfloat16 units for gradients that contract one axis.
         rows = x.reshape(*leading, contracted) if len(leading) > 1 else x.reshape(1, -1, contracted)
         axes = string.ascii_lowercase[: rows.ndim - 1]
         product = _bfloat16_einsum(f"{axes}I,IO->{axes}O", rows, matrix)

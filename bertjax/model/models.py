@@ -82,7 +82,7 @@ class ReplacedTokenModel(nn.Module):
 
     @property
     def generator_config(self) -> ModelConfig:
-        """Config of the generator, whose embeddings and decoder are the encoder's embeddings."""
+        """Config of the generator, which uses the encoder's embeddings for its inputs and as its decoder."""
         config = self.config
         heads = max(1, round(self.generator_size * config.num_attention_heads))
         return dataclasses.replace(
@@ -121,7 +121,7 @@ class ReplacedTokenModel(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Encoder with one language-model head per side of the context.
+    """Encoder with one language-model head per context direction.
 
     With Transformer layers that attend to the left, the model is LTR & No NSP in Table 5 of the paper. With LSTMs, the
     model is like ELMo (Figure 3).
@@ -131,14 +131,14 @@ class LanguageModel(nn.Module):
 
     @nn.compact
     def __call__(self, batch: dict[str, jax.Array], *, deterministic: bool = True) -> dict[str, jax.Array]:
-        """Returns a dictionary from the side of the context to float32 logits [B, L, V].
+        """Returns float32 logits [B, L, V], keyed by context direction.
 
         Logits of `left` predict the next token from the left context. Logits of `right` predict the previous token.
         """
         logits, sides = {}, self.config.context_sides
         encoder = Encoder(self.config, name=ENCODER)
         tokens, _ = encoder(*encoder_inputs(batch), deterministic=deterministic)
-        # Each side has its own head. Its input is the part of the hidden state that only has context from this side.
+        # The input of each direction's head is the part of the hidden state that has only context from this direction.
         parts = jnp.split(tokens, len(sides), axis=-1)
         for side, states, token_table in zip(sides, parts, encoder.token_tables, strict=True):
             width = states.shape[-1]
@@ -184,7 +184,7 @@ class TokenModel(nn.Module):
 
     config: ModelConfig
     num_outputs: int
-    head_dropout: bool  # dropout before the dense layer; for spans none, as in google-research/bert `run_squad.py`
+    head_dropout: bool  # dropout before the dense layer; False for spans, as in google-research/bert `run_squad.py`
     feature_head: FeatureHead = FeatureHead()
 
     @nn.compact
@@ -205,7 +205,7 @@ class EmbeddingModel(nn.Module):
     config: ModelConfig
     pooling: str = "mean"  # or `cls` (first token) or `last` (last token)
     dense: int = 0  # width of the dense layer (0: no dense layer)
-    dense_activation: str = "identity"  # function after the dense layer, or `tanh`
+    dense_activation: str = "identity"  # activation of the dense layer: `identity` or `tanh`
     normalize: bool = True  # whether to scale vectors to length 1
 
     @property
@@ -245,7 +245,7 @@ def model_description(model: nn.Module) -> dict[str, Any]:
     """Returns a JSON description of a model. `build_model` accepts descriptions of the models in this file.
 
     Returns:
-      `kind`: `KIND` of the module's class, or else the name of its class or base class in `MODELS`, or the class name.
+      `kind`: `KIND` of the module's class, else the key of its class or a base class in `MODELS`, else the class name.
       `num_outputs`, `feature_head` (None if the module has no such field) and other fields except the config.
     """
     options = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}

@@ -1,14 +1,14 @@
 """Sharding of activations by logical axis names, and wrappers that run kernels on each device of the current mesh.
 
-Without a mesh, or on one device, constraints have no effect. These are the names (`ACTIVATION_RULES` in
-`training/sharding.py`), with axis letters of `encoder.py`:
+Without a mesh, or on one device, constraints have no effect. The logical axis names (`ACTIVATION_RULES` in
+`training/sharding.py`) are as follows, with the axis letters of `encoder.py`:
 
     batch              B, sharded over the mesh axes `data` and `fsdp`
     batch_over_data    B, sharded over `data` only
     embed              D, not sharded
     embed_over_fsdp    D, or E of the token table, sharded over `fsdp`
     length             L, not sharded
-    heads, mlp, vocab  H, F and V, sharded over `tensor`
+    heads, mlp, vocab  H, F and V, sharded over `tensor` (`vocab_part`: V, sharded over `tensor` and `fsdp`)
 
 Parameters are stored with other rules (`RULES` of the same file), which shard `embed` over `fsdp`, and `vocab` over
 `tensor`. A constraint on a parameter all-gathers it over `fsdp`.
@@ -101,6 +101,6 @@ def shard_over_mesh(
 
 
 def platform_kernel(platform: str, make_kernel: Callable[..., Callable]) -> Callable[..., Any]:
-    """Returns a kernel made with `interpret=False` on a platform (`tpu` or `cuda`), with `interpret=True` elsewhere."""
+    """Returns a kernel that is compiled on `platform` (`tpu` or `cuda`), and runs in interpret mode elsewhere."""
     kernels = {"default": make_kernel(interpret=True), platform: make_kernel(interpret=False)}
     return functools.partial(jax.lax.platform_dependent, **kernels)

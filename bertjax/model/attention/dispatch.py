@@ -19,7 +19,7 @@ Attention = Callable[[jax.Array, jax.Array, jax.Array, AttentionMask, DropoutSpe
 
 
 class AttentionFn(Protocol):
-    """Self-attention function of a user, see `Attention`. `mesh` is `jax.sharding.get_abstract_mesh()`."""
+    """User-defined self-attention function; see `Attention`. `mesh` is `jax.sharding.get_abstract_mesh()`."""
 
     def __call__(
         self,

@@ -28,7 +28,7 @@ _MIN_BLOCK = 16
 _OPPOSITE = {"both": "both", "left": "right", "right": "left"}
 
 
-class _BlockSizes(NamedTuple):  # of a kernel; powers of 2
+class _BlockSizes(NamedTuple):  # block sizes of a kernel, powers of 2
     queries: int
     keys: int
 
@@ -107,7 +107,7 @@ def _attention(options: _Options, query, key, value, seeds, interval, bounds) ->
     context, log_sum = _call_kernel(functools.partial(_forward, options), forward_sizes.queries, arrays, outputs)
 
     def gradients(gradient: jax.Array) -> tuple:
-        # For each query, the mean gradient of its probabilities. The gradient of the softmax subtracts it.
+        # Mean gradient of each query's probabilities, weighted by them. The gradient of the softmax subtracts it.
         mean = jnp.einsum("BLHK,BLHK->BHL", gradient, context, preferred_element_type=jnp.float32)
         shared = *interval, seeds, log_sum, mean / dropout_scale(options.rate)
         kernel = functools.partial(_backward, options, False)
@@ -178,7 +178,7 @@ def _forward(options: _Options, start, stop, first, last, seeds, query, key, val
 
 
 def _backward(options: _Options, by_key: bool, start, stop, first, last, seeds, log_sum, mean, *refs) -> None:
-    """Computes the query gradients of a block or, with `by_key` (transposed logits), its key and value gradients."""
+    """Computes a block's query gradients or, with `by_key`, its key and value gradients, with transposed logits."""
     left, left_partner, right, right_partner, *gradients = refs
     sizes, program = options.block_sizes[1 + by_key], pl.program_id(0)
     size, other_size = (sizes.keys, sizes.queries) if by_key else (sizes.queries, sizes.keys)
