@@ -54,7 +54,7 @@ class Parameter:
         return array[self.first_layer :] if self.num_layers else array[None]
 
     def stored(self, array: np.ndarray, name: str) -> np.ndarray:
-        """Returns a view of one layer's bertjax array as in array `name` of another format, [heads or 1, rows, ...]."""
+        """Returns one layer's array as a view [heads or 1, rows, ...], laid out like array `name` in another format."""
         if self.num_input_axes:
             matrix = array.reshape(math.prod(self.shape[: self.num_input_axes]), -1)
             array = matrix if name.endswith("/kernel") else matrix.T
@@ -98,7 +98,7 @@ def import_params(
     if problem := shape_differences(shapes, expected):
         fix = "use the matching config"
         if unknown := shapes.keys() - expected.keys():
-            fix = "correct `architectures` in the config, which names the class of the model, or remove other arrays"
+            fix = "set `architectures` in the config to the class of the saved model, or remove the unknown arrays"
             # Training code saves the parameters of wrapped models with a prefix, such as `module.`.
             prefix, missing = f"{min(unknown).partition('.')[0]}.", expected.keys() - shapes.keys()
             if missing and missing <= {name.removeprefix(prefix) for name in unknown}:
@@ -138,7 +138,7 @@ def _to_float32(array: np.ndarray, name: str, source: str) -> np.ndarray:
 
 
 def export_params(table: Sequence[Parameter], params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the arrays, keyed by transformers name. Removes each parameter from `params` to save memory."""
+    """Converts `params` to arrays keyed by transformers name. Removes each parameter from `params` to save memory."""
     if unknown := sorted(params.keys() - {parameter.path for parameter in table}):
         raise UsageError(
             f"Hugging Face's format cannot store the parameters {listed(unknown)}; use the bertjax checkpoint itself"

@@ -84,7 +84,7 @@ def _bert(model_type: str, name: str, **options: Any) -> Family:
 
 BERT = _bert("bert", "Bert")
 # ERNIE's architecture equals BERT's (arXiv 1904.09223), except for task embeddings if `use_task_id` is true. By
-# default, all tokens have task 0, so its embedding is a part of the position embeddings.
+# default, all tokens have task 0, so an import adds the embedding of task 0 to all position embeddings.
 ERNIE = _bert(
     "ernie",
     "Ernie",

@@ -89,8 +89,8 @@ class Family:
     arrays: tuple[tuple[str, ...], ...]
     # Tokenizer class for folders without `tokenizer_class` (default: use `tokenizer.json` as it is).
     tokenizer_class: str = "PreTrainedTokenizer"
-    # (config field, array) whose first row an import adds to all rows of another array, if the field is true. Keyed by
-    # the name of the other array.
+    # Maps the name of an array to (config field, name of a second array). If the field is true, imports add the first
+    # row of the second array to all rows of the array.
     added_rows: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
     # `ModelConfig` values for fields that a config omits, and for fields that all models of the family share.
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -126,7 +126,7 @@ class Family:
             if output_kind in each.output_kinds and (output_kind or {*each.modules} - {POOLER} == heads):
                 return name
         kind = f"output layer for {output_kind}" if output_kind else f"heads {listed(sorted(heads))}"
-        raise UsageError(f"{self.model_type} models of transformers have no class with this {kind}")
+        raise UsageError(f"for model_type={self.model_type}, transformers has no class with this {kind}")
 
     def model_config(self, config: Mapping[str, Any], file: Path, **fields: Any) -> ModelConfig:
         """Builds a `ModelConfig` from the config in a file. `fields` override its fields."""

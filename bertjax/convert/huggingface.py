@@ -32,7 +32,7 @@ FILES = (CONFIG, WEIGHTS, *sentence_transformers.FILES, *TOKENIZER_FILES)
 READ_FILES = (CONFIG, WEIGHTS, INDEX, _ADAPTER, "model-*-of-*.safetensors", *TOKENIZER_FILES)
 # Arrays of an encoder that are not parameters.
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids", "embeddings.task_type_ids")
-_CLASS_START = re.compile("^.*?(?=For|Model$)")  # name of the family in the name of a model class
+_CLASS_START = re.compile("^.*?(?=For|Model$)")  # family in the name of a model class, such as XLMRoberta
 # Values of `problem_type`.
 _MULTILABEL, _CLASSES, _REGRESSION = "multi_label_classification", "single_label_classification", "regression"
 
@@ -96,8 +96,8 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
             f"{folder} contains arrays twice, under an old and a new name: {listed(duplicates)}; remove the old arrays"
         )
     for copy, original in [pair for pair in family.tied.items() if pair[0] in stored_names]:
-        # As in transformers, use the decoder's bias, and untie a decoder that differs from its original. safetensors'
-        # `save_model` stores a tied array only once, perhaps under the name of the copy.
+        # As in transformers, the decoder's bias takes precedence, and a decoder that differs from the token embeddings
+        # is untied. safetensors' `save_model` stores a tied array only once, perhaps under the name of the copy.
         first, second = stored_names[copy], stored_names.get(original)
         if copy.endswith(".bias") or (config.tie_word_embeddings and not second):
             stored_names[original] = stored_names.pop(copy)
@@ -193,7 +193,7 @@ def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[Family, ModelCo
 
 
 def export_problem(model: nn.Module, output_kind: str = "") -> str:
-    """Returns why Hugging Face's format does not support a model with a kind of output layer, or ""."""
+    """Returns why Hugging Face's format does not support a model with this output layer ("": it does)."""
     checkpoint = PortableCheckpoint(model.config, {}, None, output_kind)
     try:
         check_portable(model_description(model), "the run")
@@ -222,7 +222,7 @@ def _make_config(checkpoint: PortableCheckpoint, class_name: str) -> dict[str, A
     restored = family.model_config(hf_config, Path(CONFIG))
     if not config.num_key_value_heads and restored.num_key_value_heads == config.num_attention_heads:
         restored = dataclasses.replace(restored, num_key_value_heads=0)  # 0: one per attention head
-    # The files of a tokenizer contain `pair_segments`.
+    # Skip `pair_segments`, which is stored in the tokenizer's files.
     for name in {*ARCHITECTURE_FIELDS} - {"pad_vocab_to_multiple_of", "pair_segments"}:
         if (value := getattr(config, name)) != getattr(restored, name):
             raise UsageError(

@@ -161,7 +161,7 @@ def _ignored_parts(engine: Tokenizer, tokenizer: dict[str, Any], special_ids: di
     for name in ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word"):
         pairs.append((name, built["model"], tokenizer["model"]))
     names = [name for name, own, file in pairs if file.get(name, own[name]) != own[name]]
-    # Rows do not depend on the ids of the text, so a vocabulary of one token is enough.
+    # The form of a row does not depend on the text's token ids, so a vocabulary of one token is enough.
     model = {**built["model"], "vocab": {built["model"]["unk_token"]: 0}}
     probe = {**built, "model": model, "added_tokens": [], "post_processor": tokenizer.get("post_processor")}
     rows = Tokenizer.from_str(json.dumps(probe))
@@ -255,7 +255,7 @@ def _row_form(engine: Tokenizer, special_ids: dict[str, int]) -> tuple[int, int,
 
     The first number is 0 (pairs are unsupported) unless a pair is encoded as [CLS] A [SEP]... B [SEP]. The second
     number is -1 unless a single text is encoded as [CLS] A [SEP] or [CLS] A. The segment is None if it is not 0 or 1,
-    or if other tokens than those of the second text and its [SEP] are not in segment 0.
+    or if any token before the second text is not in segment 0.
     """
     cls, sep = special_ids["cls"], special_ids["sep"]
     texts = [engine.encode(text, add_special_tokens=False).ids for text in "ab"]

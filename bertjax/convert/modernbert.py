@@ -1,4 +1,4 @@
-"""ModernBERT in Hugging Face transformers, the architecture of Ettin, mmBERT and granite-embedding as well."""
+"""ModernBERT in Hugging Face transformers. Ettin, mmBERT and granite-embedding have the same architecture."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ _DEFAULT_THETAS = {_GLOBAL: 160_000.0, _LOCAL: 10_000.0}
 
 
 def default_rope(parameters: Mapping[str, Any] | None, name: str = "rope_parameters") -> Mapping[str, Any]:
-    """Returns a config's rotary parameters, {} if unset. Raises a UsageError if positions are scaled."""
+    """Returns a config's RoPE parameters ({} if unset). Raises a UsageError if they scale the positions."""
     parameters = parameters or {}
     # As in transformers, `type` is the old name of `rope_type`.
     if parameters.get("rope_type", parameters.get("type", "default")) != "default":

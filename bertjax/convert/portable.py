@@ -76,9 +76,9 @@ class PortableCheckpoint:
     # Modules of a sentence-transformers model (default: None, no such modules).
     embedder: SentenceEmbedder | None = None
     unexported: tuple[str, ...] = ()  # `unexported_modules` of the run's objective, which exports leave out
-    activation: str = ""  # class of the activation of a sentence-transformers CrossEncoder (default: "", its default)
+    activation: str = ""  # activation class of a CrossEncoder (default: "", the default of sentence-transformers)
     source: str = "-"  # folder of the original checkpoint in Hugging Face's format (default: `-`, unknown)
-    # Description of the Flax module (default: None, follows from the parameters and the output layer).
+    # Description of the Flax module (default: None, derived from the parameters and the output layer).
     description: dict[str, Any] | None = None
 
     @property
@@ -181,8 +181,8 @@ def read_vocabulary_file(
 def missing_vocabulary(path: str | os.PathLike) -> UsageError:
     """Returns the error for a checkpoint folder without a tokenizer, with advice on how to complete it."""
     return UsageError(
-        f"{path} has no tokenizer (vocab.txt, tokenizer.json or a SentencePiece model); copy it from the model that "
-        "was fine-tuned, or from the one that was pre-trained with the same vocabulary"
+        f"{path} has no tokenizer (vocab.txt, tokenizer.json or a SentencePiece model); copy the tokenizer files of "
+        "the pre-trained model that it was fine-tuned from, or of another model with the same vocabulary"
     )
 
 

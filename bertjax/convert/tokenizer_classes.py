@@ -124,7 +124,7 @@ def _unigram_tokenizer(config: dict[str, Any], tokenizer: dict[str, Any], unk_id
 
 
 def as_token(token: Any, **fields: bool) -> AddedToken:
-    """Converts a string, or an object of a tokenizer's files, to `AddedToken`. `fields` override flags of objects."""
+    """Converts a string, or a JSON object of a tokenizer file, to an `AddedToken`. `fields` override its flags."""
     if isinstance(token, AddedToken):
         return token
     if isinstance(token, str):

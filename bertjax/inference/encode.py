@@ -73,7 +73,7 @@ def pool(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray, pooling: s
 
 
 def pooler_states(model: LoadedModel, hidden: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Applies the pooler before a sequence-level output layer. Returns float32 [n, D]. Arguments are as in `pool`."""
+    """Pools hidden states and applies the model's pooler. Returns float32 [n, D]. Arguments are as in `pool`."""
     config = dataclasses.replace(model.config, dtype="float32")
     pooling = CLS if config.classifier_pooling == "cls" else MEAN
     is_late = config.classifier_pooling == "late"
@@ -91,9 +91,9 @@ def _compiled_pooler(config: ModelConfig) -> Callable[..., jax.Array]:
 
 
 def pack_batches(lengths: np.ndarray, max_len: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Packs n texts, with `lengths` int64 [n], into batches. There are few distinct row lengths, at most `max_len`.
+    """Packs n texts, with `lengths` int64 [n], into batches with few distinct row lengths of at most `max_len` tokens.
 
-    Yields the text indices of each batch, int64 [rows, K] with `NO_EXAMPLE` at unused places, and its row length.
+    Yields the text indices of each batch, int64 [rows, K] with `NO_EXAMPLE` in unused entries, and its row length.
     """
     for row_len, rows in _pack(lengths, _row_lens(lengths, max_len)).items():
         num_rows = max(1, _BATCH_TOKENS // row_len)

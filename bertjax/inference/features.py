@@ -58,7 +58,7 @@ class FeatureExtractor:
         return {"layers": list(self.layers), "seq_len": self.seq_len, **self.model.metadata()}
 
     def shards(self, texts: Iterable[str], done: int = 0) -> Iterator[dict[str, Any]]:
-        """Yields shards of the hidden states of `texts`. The shards depend only on the texts. `done` is unused.
+        """Yields the hidden states of `texts` in shards. The same texts always give the same shards. `done` is unused.
 
         A text can be a pair, written as `FIRST ||| SECOND`. A shard with K tokens of T texts has the arrays:
           `offsets`: int64 [T + 1]; the tokens of text i are in rows offsets[i]:offsets[i + 1] of the other arrays.

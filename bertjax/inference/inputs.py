@@ -86,11 +86,11 @@ def tokenize(
 
 
 def first_len(first: int, second: int, room: int) -> int:
-    """Returns how many of the `first` tokens of a pair's first text to keep before `encode_row` truncates the pair.
+    """Returns the number of tokens of a pair's first text to keep before `encode_row` truncates the pair.
 
-    `room` is the maximum number of tokens of both texts in a row. If both are truncated, their new lengths may differ
-    by 1. As in Hugging Face's tokenizers, the second text is then longer, unless the first text was longer before
-    truncation. In google-research/bert, the first text is always longer.
+    `first` and `second` are the lengths of the texts, and `room` is the maximum of their sum. If both are truncated,
+    their new lengths may differ by 1. As in Hugging Face's tokenizers, the second text is then longer, unless the first
+    text was longer before truncation. In google-research/bert, the first text is always longer.
     """
     return first if first > second else min(first, max(room - second, room // 2))
 

@@ -60,7 +60,7 @@ class InferenceDefaults:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class LoadedModel(PortableCheckpoint):
-    """Checkpoint whose parameters are on a device mesh, including those of heads that `model` does not use."""
+    """Checkpoint with its parameters on a device mesh. They may include heads that `model` does not use."""
 
     params: dict[str, Any]
     vocabulary: Vocabulary
@@ -70,7 +70,7 @@ class LoadedModel(PortableCheckpoint):
 
     @functools.cached_property
     def nested_params(self) -> dict[str, Any]:
-        """Parameters as the Flax modules take them, keyed by module."""
+        """Parameters as a nested dictionary, as Flax modules take them."""
         return unflatten_dict(self.params, sep="/")
 
     def row_len(self, seq_len: int | None) -> int:
