@@ -189,9 +189,9 @@ class Pretrained:
           texts: B texts or pairs of texts. With one vector per text, texts are tokenized block by block, so a generator
             may stream them from a file. The progress bar shows the remaining time only if `texts` has a length.
           pooling: `cls` (hidden state of [CLS]) or `mean` (mean over all tokens) for one vector per text, not
-            normalized. None returns the hidden states of all tokens. The default is None, except for a
-            sentence-transformers model: its modules compute the vector, with the model's token limit, lower-casing
-            and default prompt.
+            normalized. None returns the hidden states of all tokens. The default, `auto`, is the same as None, except
+            for a sentence-transformers model: its modules compute the vector, with the model's token limit,
+            lower-casing and default prompt.
           prompt: text to prepend to each text, or to the first text of a pair (default: the model's default prompt if
             `pooling` is the default, else none).
           prompt_name: name of one of the model's prompts, such as `query`, to use if `prompt` is not set.

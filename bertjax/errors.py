@@ -46,7 +46,7 @@ class DivergenceError(BertjaxError):
 
 
 class UnavailableError(BertjaxError):
-    """Failure to read a file that is not damaged, for lack of memory, access or network."""
+    """Failure to read an undamaged file, for example for lack of memory, permissions or network access."""
 
 
 class LostError(BertjaxError):

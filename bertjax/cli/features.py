@@ -84,7 +84,7 @@ def features(args: argparse.Namespace) -> None:
     CHECKPOINT,
     option("--input FILE", "file with one text per line (-: standard input)", required=True),
     option("--output FILE", ".npy file; to resume, run an interrupted command again", required=True),
-    option("--pooling", "pooling of the last layer (default: the model's modules)", choices=("cls", "mean")),
+    option("--pooling", "last layer's pooling (default: modules of sentence-transformers)", choices=("cls", "mean")),
     option(
         "--prompt_name", "name of a prompt of the model to prepend, such as query (default: the model's default prompt)"
     ),
@@ -115,7 +115,7 @@ def encode(args: argparse.Namespace) -> None:
     option("--corpus FILE", "file with more documents: one text per line, or BEIR's corpus.jsonl"),
     count("--negatives", "number of negatives per row", default=1),
     count("--first_rank", "first rank to use; rank 1 is the nearest non-positive document", default=1),
-    count("--last_rank", "last rank (default: --negatives ranks, or 10 times as many with --margin)"),
+    count("--last_rank", "last rank to use (default: use --negatives ranks, or 10 times as many with --margin)"),
     option(
         "--margin",
         "minimum difference: cosine of the anchor's least similar positive minus cosine of a negative",

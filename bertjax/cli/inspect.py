@@ -1,4 +1,4 @@
-"""`bertjax inspect`, `describe` and `plan`: printouts of a run's batches, model and config, and estimates on TPUs."""
+"""`bertjax inspect`, `describe` and `plan`: commands that print a run's batches, its model, or estimates for TPUs."""
 
 import argparse
 import json

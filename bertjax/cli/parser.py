@@ -159,7 +159,7 @@ RUN = (
     option("--checkpoint CKPT", "workdir or checkpoint in it, instead of --config and --init_from"),
 )
 JSON = flag("--json", "print JSON instead of a table")
-DISTRIBUTED = flag("--distributed", "fail if there is only one process (default: detect processes automatically)")
+DISTRIBUTED = flag("--distributed", "require several processes (default: run as one process if no others are detected)")
 PROFILE = option("--profile START:STOP", "profile steps START to STOP - 1 for TensorBoard", type=step_range, default="")
 COST = (
     option(

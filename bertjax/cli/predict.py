@@ -109,7 +109,7 @@ def _predict_texts(args: argparse.Namespace) -> None:
     records = predict_texts(model, inputs, context=context, seq_len=args.seq_len, logits=args.logits)
     for line, (text, record) in enumerate(zip(texts, records, strict=True), 1):
         if args.json:
-            # This is ASCII only, which every terminal and locale can print.
+            # `to_json` returns ASCII, which every terminal and locale can print.
             print(to_json({"line": line, "text": text, **record}))
         else:
             show(format_record(text, record))

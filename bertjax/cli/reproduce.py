@@ -1,4 +1,4 @@
-"""`bertjax reproduce` and `bertjax table`: training runs for the paper's tables, and printouts of the results."""
+"""`bertjax reproduce` and `bertjax table`: commands that train the runs of the paper's tables and print the results."""
 
 import argparse
 import logging
@@ -65,7 +65,7 @@ def _topology_line(plan: Any, args: argparse.Namespace) -> str:
     option("number", "table to print: 1 to 8, figure3, figure5, modern or the name of a custom table", nargs="+"),
     option(
         "--results DIR",
-        "folder of `bertjax reproduce` or file of --keep; repeat for several, which are searched in order",
+        "folder of `bertjax reproduce` or file of --keep; repeat the option to search several in this order",
         action="append",
         required=True,
     ),

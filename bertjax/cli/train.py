@@ -41,12 +41,12 @@ def train(args: argparse.Namespace) -> None:
         raise UsageError("--keep_optimizer continues pre-training; use it with --init_from")
     # `jax.distributed.initialize` must run before any other use of JAX.
     distributed = join_cluster(args, config.cluster)
-    # If --init_from is converted, a local workdir keeps the result, unless several processes would write it.
+    # Save a converted --init_from in a local workdir, unless several processes would write it.
     with exit_on_host_error(), open_init_checkpoint(args, keep_converted=not distributed) as init_from:
         # Unset fields of the model come from the checkpoint, or from the run that is resumed.
         config = fill_unset_fields(config, init_from, args.workdir)
         task = build_task(config, train=True)
-        # Both functions change `task`, or do nothing if it does not need them. A guide is another embedder.
+        # Both functions modify `task` only if its config needs cached features or a guide, which is another embedder.
         add_cached_features(task, init_from)
         add_guide_vectors(task)
         layer = task.output_layer()

@@ -43,7 +43,7 @@ class RunConfig(Section):
       grad_accum_steps: number of micro-batches per optimizer step.
       hang_seconds: maximum seconds until the next step, evaluation batch or checkpoint finishes, including compilation
         (0: no limit). After this time, the process exits with code 43, so that the launcher restarts the job.
-      divergence_factor: maximum ratio of a logged loss to the first logged loss, which counts as at least 0.1. A run
+      divergence_factor: maximum ratio of a logged loss to the first logged loss, or to 0.1 if that is larger. A run
         that exceeds it fails.
       model: fields of `ModelConfig`. Unset fields come from the `--init_from` checkpoint. An unset `vocab_size` is the
         size of the data's vocabulary.
@@ -107,14 +107,14 @@ class RunConfig(Section):
             raise UsageError(f"no initial checkpoint; {fix} (unset fields of config.model: {listed(model.unset, 3)})")
         multiple, default = model.pad_vocab_to_multiple_of, ModelConfig.pad_vocab_to_multiple_of
         if default < multiple < vocab_size < 2 * multiple:
-            # This multiple is the row count of a published token table, which is too small for the added pieces.
+            # The multiple is the row count of a published token table. Do not double the table for a few added pieces.
             model = dataclasses.replace(model, pad_vocab_to_multiple_of=default)
         if model.scan_layers == AUTO and self.steps >= LONG_RUN_STEPS:
             return dataclasses.replace(model, scan_layers="false")
         return model
 
     def with_checkpoint(self, workdir: AnyPath) -> "RunConfig":
-        """Returns the config, with settings from the initial checkpoint's workdir filled in (default: none)."""
+        """Returns the config with settings from the initial checkpoint's workdir (none in this base class)."""
         return self
 
     def check_rows(self, seq_len: int, is_packed: bool) -> None:

@@ -26,7 +26,7 @@ _Path = TypeVar("_Path", bound=AnyPath)
 CACHE_DIR_VARIABLE = "BERTJAX_STAGING"
 # Free bytes that `check_free_space` leaves for other processes that write to the same disk.
 _RESERVE_BYTES = 16 << 20
-# Age in seconds from which a temporary file is assumed to belong to a killed process.
+# Minimum age in seconds of temporary files that are assumed to be leftovers of killed processes.
 _ABANDONED_SECONDS = 3600
 # Control characters, which are rare in texts but make up 2 % or more of the start of compressed files and PDFs.
 _CONTROLS, _START_BYTES = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"}), 8192

@@ -14,7 +14,7 @@ _MAX_INTEGER = 2**31 - 1
 
 
 def bounds_problem(value: Any, choices: Collection[str] = (), **bounds: float) -> str:
-    """Returns advice for an error message if a value is not allowed, else "". `bounds` are keys of `_COMPARISONS`."""
+    """Returns advice on how to correct a value that is out of bounds, else "". `bounds` are keys of `_COMPARISONS`."""
     if choices:
         return "" if value in choices else f"use one of {', '.join(filter(None, choices))}"
     # Every comparison with NaN is False, so NaN breaks every bound.

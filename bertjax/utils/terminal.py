@@ -1,4 +1,4 @@
-"""Output to the terminal: results, log lines, progress bars and durations; end of the process."""
+"""Terminal output (results, log lines, progress bars, durations), and an immediate exit of the process."""
 
 import contextlib
 import datetime
