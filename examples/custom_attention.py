@@ -4,7 +4,7 @@
       --config.model.attention=custom_attention.local_attention --workdir runs/local
 
 `config.model.attention=MODULE.FUNCTION` selects your function. bertjax itself needs no change. The function must apply
-dropout and packing masks, and work on any mesh. If checkpoints should store an option, add a field to `Architecture`.
+dropout and packing masks, and work on any mesh. To store an option in checkpoints, add a field to `Architecture`.
 """
 
 import jax

@@ -29,7 +29,7 @@ class MaskedLmTop5(MaskedLm):
         sums = super().metric_sums(batch, masked_lm_logits, pair_logits)
         _, top5 = jax.lax.top_k(masked_lm_logits, 5)  # [B, P, 5]
         is_among = jnp.any(top5 == batch["masked_lm_ids"][..., None], axis=-1)
-        # A metric is a weighted sum over the batch, and the sum of the weights.
+        # `weighted_sum` returns the weighted sum and the sum of the weights. The metric is their quotient.
         return {**sums, "mlm_top5": weighted_sum(is_among, batch["masked_lm_weights"])}
 
 

@@ -4,8 +4,8 @@
 #   launch/local_pod.sh -n 4 -d 2 -- bertjax train --distributed --config pretrain:size=tiny,corpus=runs/corpus ...
 #
 # Options: -n PROCESSES (default: 2), -d DEVICES per process (default: 1). Output lines of process I start with [I].
-# SIGINT and SIGTERM reach every process as SIGTERM. The exit status is the first process status other than 0, 42, 43
-# and 134. If there is none, it is the highest process status, where 134 counts as 43.
+# SIGINT and SIGTERM reach every process as SIGTERM. The exit status is that of the first process that exits with a
+# status other than 0, 42, 43 and 134. Without such a process, it is the highest status, where 134 counts as 43.
 set -euo pipefail
 # Starts each process in its own process group, so that Ctrl-C reaches it only through this script.
 set -m

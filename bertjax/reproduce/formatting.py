@@ -16,7 +16,7 @@ _PAPER, _OURS = "paper", "ours"
 
 
 class CellValue(NamedTuple):
-    """Metric values of a cell's finished runs, one per seed. While runs are missing, `progress` shows ` (1 of 2)`."""
+    """Metric values of a cell's finished runs, one per seed. While runs are missing, `progress` is like ` (1 of 2)`."""
 
     values: tuple[float, ...] = ()
     progress: str = ""
@@ -42,9 +42,8 @@ class CellValue(NamedTuple):
 class FormattedTable(NamedTuple):
     """Table whose cells are formatted as text.
 
-    `columns` contains one text per row, keyed by the column's name and the source of its numbers, `paper` or `ours`.
-    The paper's numbers come before ours of the same name.
-    `commands` are the shell commands of the unfinished runs, in order.
+    `columns` maps (column name, source) to one text per row. The source is `paper` or `ours`, and for columns of the
+    same name, `paper` comes first. `commands` are the shell commands of the unfinished runs, in order.
     """
 
     title: str

@@ -50,7 +50,7 @@ class Results:
 
     @property
     def folder(self) -> str:
-        """First folder among the sources (`RESULTS` if all are files), which printed commands name."""
+        """Results folder for printed commands: the first folder among the sources (`RESULTS` if all are files)."""
         return next((path for path, outcomes in self.sources if outcomes is None), "RESULTS")
 
     def finished(self, runs: Iterable[Run]) -> set[str]:
@@ -150,7 +150,7 @@ def save_results(results: Results, runs: Iterable[Run], tables: dict[str, str], 
     if lost:
         raise UsageError(
             f"--keep {file} would remove {len(lost)} runs from this file, such as {lost[0]}; use a different file, or "
-            f"add --results {file} and name all tables in it"
+            f"add --results {file} and all tables that it contains"
         )
     seconds = {name: round(value, 1) for name, value in sorted(results.seconds.items()) if name in outcomes}
     write_json(file, {"tables": tables, "seconds": seconds, "runs": outcomes})
@@ -185,7 +185,7 @@ def read_outcome(folder: epath.Path, run: Run) -> Outcome | None:
 
 
 def _best_trials(folder: epath.Path) -> dict[epath.Path, dict[str, Any]]:
-    """Returns the fields of the best setting's trials, sorted by seed, keyed by workdir.
+    """Maps the workdir of each trial of the best setting to the trial's fields, sorted by seed.
 
     Returns {} if the sweep is unfinished or has a failed trial.
     """
@@ -193,7 +193,7 @@ def _best_trials(folder: epath.Path) -> dict[epath.Path, dict[str, Any]]:
         return {}
     try:
         sweep = read_json_object(folder / SWEEP)
-        # Divergence is a result. Other errors, such as a full disk, may not occur again if the trial is repeated.
+        # A diverged trial counts as finished. Trials with other errors, such as a full disk, should be repeated.
         has_failed = any("error" in trial and not trial.get("diverged") for trial in sweep["trials"])
         if sweep["left"] or sweep["best"] is None or has_failed:
             return {}

@@ -10,7 +10,7 @@ so that all rows have as many training FLOPs as BERT (`bertjax describe` prints 
 
 Models of running text are evaluated on running text. All others are evaluated on the same sentence pairs of 128 tokens,
 with the same masks on 15 % of the tokens. The text is from the same held-out documents. Each fine-tuning run has the
-seed of its pre-training run. All rows with the first seed run first.
+seed of its pre-training run. The runs of the first seed are trained first.
 
 Arguments: see table5.py. `helped` lists the changes of the last row, such as `helped=rotary+geglu`, by the names in
 `_CHANGES`. At the scale `medium`, the table contains only BERT and the last row.
@@ -33,7 +33,7 @@ from bertjax.training.checkpoint_config import experiment_config
 
 _COLUMNS = {"SST-2": "sst2", "MRPC": "mrpc", "QNLI": "qnli", "NER": "ner"}
 _DROPOUT = ("model.hidden_dropout_prob", "model.attention_probs_dropout_prob")
-# The scales pre-train without dropout, but BERT has the paper's dropout, and so do its changes by default.
+# The scales pre-train without dropout, but in this table, all rows have the paper's dropout by default.
 _BERT = dict.fromkeys(_DROPOUT, 0.1)
 _AT_512 = {"phases": ({"share": 0.5}, {"share": 0.5, "seq_len": 512})}
 # Replaced-token detection trains on rows of running text, which are not packed. As in the paper, the generator replaces
@@ -110,8 +110,8 @@ def get_table(args: ConfigDict) -> Table:
         cells.append(Cell(row, "seconds", tuple(starts), "seconds", 1.0, digits=0))
         steps[row] = _config(starts[0]).steps
     notes = (
-        "each row is BERT (with dropout) with one change; compare local/global with BERT at 512, replaced tokens with "
-        "running text, and both with rotary positions with rotary",
+        "each row is BERT (with dropout) with one change; compare local/global with the row at 512, replaced tokens "
+        "with running text, and rows with rotary positions only with each other",
         "perplexity and bits per byte are measured on the same held-out pairs of 128 tokens with 15 % masks (models of "
         "running text: on rows of running text)",
         "TFLOPs and seconds are those of pre-training; seconds include evaluations and depend on the machine's load",
