@@ -44,7 +44,7 @@ _LEAVES = {"": "", "/kernel": ".weight", "/scale": ".weight", "/bias": ".bias"}
 
 @dataclasses.dataclass(frozen=True)
 class OutputKind:
-    """Kind of output layer."""
+    """Properties of a kind of output layer."""
 
     task: str  # task that fine-tunes models of this kind
     # Function that builds the Flax module from a config and a number of outputs.
@@ -64,7 +64,7 @@ OUTPUT_KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class ModelClass:
-    """Model class of transformers."""
+    """Model class of transformers, such as `BertForMaskedLM`."""
 
     modules: tuple[str, ...]  # modules besides the encoder
     # Kinds of output layer that the class may have, the most common one first (default: ("",), no output layer).
@@ -129,7 +129,7 @@ class Family:
         raise UsageError(f"for model_type={self.model_type}, transformers has no class with this {kind}")
 
     def model_config(self, config: Mapping[str, Any], file: Path, **fields: Any) -> ModelConfig:
-        """Builds a `ModelConfig` from the config in a file. `fields` override its fields."""
+        """Builds a `ModelConfig` from a transformers config that was read from `file`. `fields` override its fields."""
         required = [self.fields[name] for name in REQUIRED if name in self.fields]
         if missing := [name for name in required if config.get(name) is None]:
             raise UsageError(f"{file} lacks {', '.join(missing)}; add the values that the checkpoint was trained with")

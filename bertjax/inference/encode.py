@@ -175,7 +175,7 @@ class VectorEncoder:
         return settings | self.model.metadata()
 
     def shards(self, texts: Iterable[Text], done: int = 0) -> Iterator[dict[str, Any]]:
-        """Yields shards of T texts: `vectors`, float32 [T, D], and `offsets` and `texts_sha256` as in `features`.
+        """Yields shards of T texts: `vectors`, float32 [T, D], `offsets` and `texts_sha256` (see `FeatureExtractor`).
 
         `done` is the number of texts in earlier shards, for the progress bar.
         """

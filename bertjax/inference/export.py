@@ -109,7 +109,7 @@ def export(source: str, destination: str, overwrite: bool = False) -> None:
 
 
 def _max_difference(outputs: Arrays, expected: Sequence[Arrays], kind: str) -> float:
-    """Returns the maximum difference (see `TOLERANCE`) between a batch's `outputs` and those `expected` per text."""
+    """Returns the maximum difference (see `TOLERANCE`) of a batch's `outputs` from those `expected` for each text."""
     differences = []
     for index, text_outputs in enumerate(expected):
         for name, array in text_outputs.items():

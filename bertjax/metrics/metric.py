@@ -5,13 +5,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """Metric of a run."""
+    """Metric that training or evaluation reports."""
 
     name: str  # key in `metrics.jsonl` and in the results of an evaluation
     # Whether the metric is a part of the training loss. `Objective.loss_weights` contains its weight.
     is_loss: bool = False
     lower_is_better: bool = False  # whether lower values are better
-    panel: str = ""  # title of the metric's panel in the curves of pre-training (default: "", not plotted)
+    panel: str = ""  # title of the metric's panel in the pre-training curves (default: "", not plotted)
 
     def score(self, value: object) -> float | None:
         """Returns a metric value, negated if lower is better, for comparisons. Returns None if it is not a number."""

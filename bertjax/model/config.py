@@ -207,7 +207,7 @@ class Architecture(Section, prefix="config.model.", may_be_unset=True):
 
     @property
     def local_layers(self) -> tuple[bool, ...]:
-        """For each layer, whether it has local attention. Empty if no layer has."""
+        """Whether each layer has local attention. Empty if all layers have global attention."""
         every = self.global_attn_every_n_layers
         return tuple(layer % every != 0 for layer in range(self.num_hidden_layers)) if self.local_attention else ()
 

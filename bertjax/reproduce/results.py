@@ -81,7 +81,7 @@ class Results:
         raise _mismatch(f"{path}/{run.name}", difference)
 
     def _lookup(self, run: Run) -> tuple[str, Outcome | None]:
-        """Finds the first source that has the run's outcome. Returns path and outcome, ("", None) if unfinished."""
+        """Returns the path of the first source that has a run's outcome, and the outcome. If unfinished: ("", None)."""
         for path, outcomes in self.sources:
             kept = outcomes is not None
             outcome = outcomes.get(run.name) if kept else read_outcome(epath.Path(path) / run.name, run)
@@ -165,7 +165,7 @@ def _settings(run: Run) -> list[str]:
 
 
 def read_outcome(folder: epath.Path, run: Run) -> Outcome | None:
-    """Reads the outcome of a run from its workdir (None: unfinished). A sweep's outcome is its best setting on dev."""
+    """Reads a run's outcome from its workdir (None: unfinished). For a sweep, uses the best setting on dev."""
     workdirs = _best_trials(folder) if run.seeds else {folder: {}}
     if len(workdirs) < max(run.seeds, 1) or not all((path / RESULTS).exists() for path in workdirs):
         return None
