@@ -17,8 +17,9 @@ _VOCAB_SIZE = 30522
     "  bertjax prepare --input 'wiki:wikipedia/**' --output runs/wikipedia --runner beam",
     option(
         "--input SPEC",
-        "one or more of text:GLOB (one sentence per line), prose:GLOB (running text), wiki:GLOB (WikiExtractor), "
-        "tfds:NAME/CONFIG:SPLIT (TensorFlow Datasets) and hf:ORG/NAME/CONFIG:SPLIT#COLUMN (Hugging Face Hub)",
+        "one or more of text:GLOB (one sentence per line), prose:GLOB (running text), lines:GLOB (one document per "
+        "line), wiki:GLOB (WikiExtractor), tfds:NAME/CONFIG:SPLIT (TensorFlow Datasets) and "
+        "hf:ORG/NAME/CONFIG:SPLIT#COLUMN (Hugging Face Hub)",
         nargs="+",
         required=True,
     ),

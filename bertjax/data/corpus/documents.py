@@ -23,6 +23,7 @@ MAX_PIECE_CHARS = 1 << 20
 MAX_SENTENCE_CHARS = 8192
 
 _BLANK_LINE = re.compile(r"\n\s*\n")
+_LINE_END = re.compile(r"\n")
 _DOC_OPEN = re.compile(r"<doc\b.*(?<!</doc)>\s*")
 _DOC_CLOSE = "</doc>"
 # `<doc>` tag and title line of an article, which WikiExtractor does not escape.
@@ -70,8 +71,13 @@ def sentence_lines(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Te
     return _documents(_divide(itertools.chain([first], blocks), separator), LINES, problems)
 
 
+def single_lines(blocks: Iterable[str], problems: Counter[str]) -> Iterator[Text]:
+    """Yields each line of a text as a document of running text."""
+    return _documents(_divide(blocks, _LINE_END), PARAGRAPHS, problems)
+
+
 def _divide(blocks: Iterable[str], separator: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
-    """Divides streamed text at `_BLANK_LINE` or `_ANY_SEPARATOR`. Yields parts for `_documents`."""
+    """Divides streamed text at `_BLANK_LINE`, `_LINE_END` or `_ANY_SEPARATOR`. Yields parts for `_documents`."""
     rest = ""
     for block in blocks:
         *complete, text = separator.split(rest + block)

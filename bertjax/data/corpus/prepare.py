@@ -235,7 +235,7 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
     if splits["heldout"]["documents"] < 2:
         lines.append(
             "  training needs two held-out documents to evaluate on: prepare more documents (a file of "
-            "a prose: input is usually one document), or raise --heldout"
+            "a prose: input is usually one document, and each line of a lines: input), or raise --heldout"
         )
     share = splits["heldout"]["tokens"] / max(1, sum(split["tokens"] for split in splits.values()))
     if share > max(_LARGE_HELDOUT_SHARE, 2 * settings["heldout_fraction"]):

@@ -2,6 +2,7 @@
 
     text:GLOB               one sentence per line, a blank line between documents (google-research/bert's input)
     prose:GLOB              running text; `documents.prose` finds the documents
+    lines:GLOB              one document per line, running text
     wiki:GLOB               WikiExtractor output, <doc id= url= title=> ... </doc>
     tfds:NAME/CONFIG:SPLIT  text of TensorFlow Datasets, one document per example
     hf:ORG/NAME/CONFIG:SPLIT#COLUMN  text of a Hugging Face Hub dataset, one document per row
@@ -29,7 +30,14 @@ from bertjax.data.corpus.documents import PARAGRAPHS, Text
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.utils.io import as_path, is_remote, reject_binary, unix_newlines
 
-KINDS = ("text", "prose", "wiki", "tfds", "hf")
+# Functions that divide the text of a file into documents, keyed by the kind of input.
+_DIVIDE = {
+    "text": documents.sentence_lines,
+    "prose": documents.prose,
+    "lines": documents.single_lines,
+    "wiki": documents.wiki,
+}
+KINDS = (*_DIVIDE, "tfds", "hf")
 _READ_BYTES = 1 << 20
 _STORAGE_REQUESTS = 32
 # First line of a WikiExtractor file.
@@ -73,7 +81,7 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
     for spec in specs:
         kind, _, rest = spec.partition(":")
         if kind not in KINDS or not rest:
-            kinds = "text:GLOB, prose:GLOB, wiki:GLOB, tfds:NAME/CONFIG:SPLIT or hf:ORG/NAME/CONFIG:SPLIT#COLUMN"
+            kinds = f"{':GLOB, '.join(_DIVIDE)}:GLOB, tfds:NAME/CONFIG:SPLIT or hf:ORG/NAME/CONFIG:SPLIT#COLUMN"
             raise UsageError(f"unknown input {spec!r}; use {kinds}")
         if kind in ("tfds", "hf"):
             name, split, column = datasets.parse_dataset(spec)
@@ -164,10 +172,7 @@ def read(
         return _read_texts(source)
     if source.split:
         return _read_dataset(source, problems, advance)
-    blocks = _text_blocks(source, problems, advance)
-    if source.kind == "text":
-        return documents.sentence_lines(blocks, problems)
-    return documents.prose(blocks, problems) if source.kind == "prose" else documents.wiki(blocks, problems)
+    return _DIVIDE[source.kind](_text_blocks(source, problems, advance), problems)
 
 
 def _read_dataset(source: Source, problems: Counter[str], advance: Callable[[int], object]) -> Iterator[Text]:
@@ -220,7 +225,7 @@ def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int]
             if total_bytes == 0:
                 reject_binary(source.name, block)
                 block = block.removeprefix(codecs.BOM_UTF8)
-                if source.kind in ("text", "prose") and _EXTRACTED.match(block):
+                if source.kind != "wiki" and _EXTRACTED.match(block):
                     raise UsageError(f"{source.name} is from WikiExtractor; use wiki: instead of {source.kind}:")
                 if NO_TEXT.match(block) or (source.kind != "wiki" and _NO_CORPUS.match(block)):
                     fix = "write its texts to a .txt file (WikiExtractor: omit --json)"

@@ -149,6 +149,14 @@ def test_articles_of_wikitext_are_documents(block_bytes, tmp_path, monkeypatch):
     assert "".join(texts).strip() == WIKITEXT.strip() and [text.split()[1] for text in texts] == ["First", "Next"]
 
 
+@pytest.mark.parametrize("block_bytes", [1 << 20, 7])
+def test_each_line_of_lines_is_a_document(block_bytes, tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "_READ_BYTES", block_bytes)
+    (tmp_path / "f").write_text(f"{PARAGRAPH}\r\n\n {LINE}\nA. B.", newline="")
+    documents, problems = read(f"lines:{tmp_path}/f")
+    assert documents == [(PARAGRAPHS, PARAGRAPH), (PARAGRAPHS, f" {LINE}"), (PARAGRAPHS, "A. B.")] and not problems
+
+
 def test_tables_and_texts_in_another_encoding_are_rejected(tmp_path):
     (tmp_path / "sentences.txt").write_text("".join(f"{line}\t{PARAGRAPH}\n" for line in range(30)))
     with pytest.raises(UsageError, match="sentences.txt is a table: each line has a tab"):
