@@ -20,7 +20,7 @@ from bertjax.model.heads import DiscriminatorHead
 from bertjax.model.models import EncoderModel, PretrainingModel, SequenceModel, TokenModel
 from bertjax.tasks.finetuning.output_layer import CHOICES, CLASSES, MULTILABEL, SPANS, TAGS
 
-# Optional modules of a checkpoint, each either complete or missing. ENCODER is in every checkpoint.
+# Modules that a checkpoint may contain besides ENCODER. Each is either complete or missing.
 POOLER, MASKED_LM, NEXT_SENTENCE, CLASSIFIER = "pooler", "masked_lm", "next_sentence", "classifier"
 DISCRIMINATOR = "discriminator"
 REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -97,9 +97,9 @@ class Family:
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # config fields with a single supported value
     # Config fields that must be unset or false.
     refused: tuple[str, ...] = ("is_decoder", "is_causal", "add_cross_attention", "quantization_config")
-    # Function from a config to other fields of `ModelConfig`.
+    # Function from a transformers config to the `ModelConfig` fields that cannot be copied by name.
     read_fields: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
-    # Function from a `ModelConfig` to other config fields.
+    # Function from a `ModelConfig` to these fields of a transformers config.
     write_fields: Callable[[ModelConfig], dict[str, Any]] = lambda _: {}
     # Whether transformers runs custom code from the folder, which the config's `auto_map` names.
     has_own_code: bool = False

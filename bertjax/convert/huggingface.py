@@ -32,7 +32,7 @@ FILES = (CONFIG, WEIGHTS, *sentence_transformers.FILES, *TOKENIZER_FILES)
 READ_FILES = (CONFIG, WEIGHTS, INDEX, _ADAPTER, "model-*-of-*.safetensors", *TOKENIZER_FILES)
 # Arrays of an encoder that are not parameters.
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids", "embeddings.task_type_ids")
-_CLASS_START = re.compile("^.*?(?=For|Model$)")  # family in the name of a model class, such as XLMRoberta
+_CLASS_START = re.compile("^.*?(?=For|Model$)")  # prefix of a family's class names, such as XLMRoberta
 # Values of `problem_type`.
 _MULTILABEL, _CLASSES, _REGRESSION = "multi_label_classification", "single_label_classification", "regression"
 
@@ -96,8 +96,8 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
             f"{folder} contains arrays twice, under an old and a new name: {listed(duplicates)}; remove the old arrays"
         )
     for copy, original in [pair for pair in family.tied.items() if pair[0] in stored_names]:
-        # As in transformers, the decoder's bias takes precedence, and a decoder that differs from the token embeddings
-        # is untied. safetensors' `save_model` stores a tied array only once, perhaps under the name of the copy.
+        # If both biases are stored, use the decoder's, as transformers does. A decoder that differs from the token
+        # embeddings is untied. safetensors' `save_model` stores tied arrays only once, under either name.
         first, second = stored_names[copy], stored_names.get(original)
         if copy.endswith(".bias") or (config.tie_word_embeddings and not second):
             stored_names[original] = stored_names.pop(copy)
@@ -120,7 +120,9 @@ def read(folder: Path, lower_case: bool | None = None) -> PortableCheckpoint:
         field, added = family.added_rows.get(name, ("", ""))
         if hf_config.get(field):
             if added not in stored_names:
-                raise UsageError(f"{folder} lacks the array {added}, but {file} has {field}=true; copy it again")
+                raise UsageError(
+                    f"{folder} lacks the array {added}, but {file} has {field}=true; copy all weights again"
+                )
             array = array.astype(np.float32) + read_array(stored_names[added])[:1].astype(np.float32)
             notes.append(f"added the first row of {added} to {name}")
         return array

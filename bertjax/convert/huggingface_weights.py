@@ -70,7 +70,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def missing_weights(model: str, destination: str) -> UsageError:
-    """Returns the error for a model (a folder, or a name on the Hub), with a command that converts its pickles."""
+    """Returns the error for a model without safetensors, a folder or Hub name, with a command that converts pickles."""
     # The printed command reads the class name itself, because a name from the config may contain shell code.
     return UsageError(
         f"{model} contains no {WEIGHTS}; bertjax does not open pickles such as pytorch_model.bin, which can run code. "

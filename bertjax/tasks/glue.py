@@ -43,7 +43,7 @@ class GlueSpec:
     eval_sets: dict[str, str] = dataclasses.field(default_factory=lambda: {"": ""})
     # Column names of train and dev files without a header line (default: (), the files have a header line).
     header: tuple[str, ...] = ()
-    tfds_texts: tuple[str, ...] = ()  # TFDS feature names of the sentences (default: (), as in `texts`)
+    tfds_texts: tuple[str, ...] = ()  # TFDS feature names of the sentences (default: (), those in `texts`)
 
 
 _BINARY = ("0", "1")

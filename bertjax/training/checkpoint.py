@@ -81,7 +81,7 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(
                 self._folder, options=options, item_handlers={**handlers, "meta": ocp.JsonCheckpointHandler()}
             )
-        except Exception as error:  # Orbax reads its metadata of every step, and a file may be damaged.
+        except Exception as error:  # Orbax reads metadata of all checkpoints, which may be damaged.
             if is_collective_error(error):
                 raise
             message = f"cannot list the checkpoints in {self._folder}: {first_line(error)}; move damaged ones elsewhere"

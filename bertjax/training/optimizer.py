@@ -30,7 +30,7 @@ _MUON_RMS = 0.2
 def make_schedule(
     config: OptimizerConfig, warmup_steps: int, phase_schedule: Sequence[tuple[int, float]]
 ) -> optax.Schedule:
-    """Builds the learning-rate schedule of a run. The first `config.head_steps` steps have their own BERT schedule.
+    """Builds the learning-rate schedule of a run. The first `config.head_steps` steps have their own warmup and decay.
 
     `phase_schedule` contains (stop step, peak rate) of each phase. The last stop step is the number of steps.
     """

@@ -53,7 +53,7 @@ class _StopHandler:
 def stop_requests() -> Iterator[Callable[[], bool]]:
     """Handles SIGTERM, SIGINT and SIGHUP while the context is open, see `_StopHandler`.
 
-    With several processes, JAX's preemption service handles SIGTERM. It makes all processes stop at the same call.
+    With several processes, JAX's preemption service handles SIGTERM. It makes all processes stop after the same step.
     Contexts may be nested, such as those of a sweep and its trials. The inner one uses the handler of the outer one.
 
     Yields a function to call after each step. It returns whether training should save and stop.
@@ -101,7 +101,7 @@ def watchdog(hang_seconds: float) -> Iterator[Heartbeat]:
                 process = f"process {jax.process_index()} made no progress for {hang_seconds:,.0f} s"
                 fix = "run the same command again on every host to resume from the last checkpoint"
                 print(
-                    f"bertjax: {process}, the value of config.hang_seconds (stacks above); {fix}",
+                    f"bertjax: {process}, the value of config.hang_seconds (stack traces above); {fix}",
                     file=sys.stderr,
                     flush=True,
                 )

@@ -212,7 +212,7 @@ def _run_trial(trial: Trial, init_from: epath.Path | None, prepare: Callable[[Ta
 
 
 def _outcome(fields: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-    """Returns the entry of a trial for `sweep.json`. `results` is the content of `results.json`, or an `error`."""
+    """Returns the entry of a trial for `sweep.json`. `results` is `results.json`, or has `error` and `diverged`."""
     if "error" in results:
         return {"trial": fields, **results}
     metric = results["selected_by"]

@@ -39,7 +39,7 @@ from bertjax.training.workdir import open_workdir
 
 logger = logging.getLogger(__name__)
 
-# Minimum first loss for the divergence check, because contrastive losses of a trained checkpoint start near 0.
+# The divergence check replaces smaller first losses by this value. Contrastive losses may start near 0.
 _MIN_FIRST_LOSS = 0.1
 
 

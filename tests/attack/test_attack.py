@@ -23,8 +23,8 @@ ROWS = ("checkpoint", "gz", "glue data", "squad data", "prepare")
 @pytest.mark.ci
 def test_short_attack_finds_no_faults():
     cases = [case for case in invocations(0) if not any(piece in str(case.attack.keywords) for piece in SLOW)]
-    # The dictionary below keeps only the last case of each (row, attack function) pair. Sort by descending number of
-    # kills, so that it keeps the case with the fewest kills.
+    # The dictionary below keeps only the last case of each row and kind of attack. Sort by descending number of killed
+    # processes, so that it keeps the case with the fewest.
     kill_cases = sorted(kills.kills(100, 0), key=lambda case: -case.attack.keywords["most"])
     cases += [case for case in (*damage.damages(300, 0), *kill_cases) if case.row in ROWS]
     names = [case.name for case in {(case.row, case.attack.func): case for case in cases}.values()]

@@ -86,7 +86,7 @@ ENTRY %main (l: {left}, r: {right}) -> {output} {{
             "window={size=1}, dim_labels=0bf_0io->0bf",
             2 * 16 * 512 * 768 * 3072,
         ),
-        (  # [B, L, D] x [H, K, D] to [B, L, H, K]. The heads are a window of 12, 11 positions of which are padding.
+        (  # [B, L, D] x [H, K, D]. The heads are a convolution window of 12, with 11 positions of padding.
             *("bf16[16,512,768,1]", "bf16[12,64,768,1]", "bf16[16,512,12,64]"),
             "window={size=1x12 pad=0_0x11_11 rhs_reversal=0x1}, dim_labels=0bf1_1oi0->0b1f",
             2 * 16 * 512 * 768 * 12 * 64,

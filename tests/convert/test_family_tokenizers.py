@@ -338,7 +338,7 @@ def test_exported_tagging_model_has_the_token_ids_of_its_training(folder, tmp_pa
         for path in (folder, tmp_path / "exported")
     ]
     torch.testing.assert_close(*heads, rtol=0, atol=1e-3)
-    # A published model keeps its tokenizer.
+    # A published model has the same tokenizer after conversion.
     cli.main(["convert", str(checkpoint), str(tmp_path / "back"), "--format=huggingface"])
     original, back = map(transformers.AutoTokenizer.from_pretrained, (folder, tmp_path / "back"))
     assert original(sentences[0], is_split_into_words=True)["input_ids"] != ids[0].tolist()

@@ -341,7 +341,7 @@ def test_case_option_does_not_change_a_generic_tokenizer_json(save_json, plain):
         read_tokenizer(plain, lower_case=False)
 
 
-def test_word_limit_survives_conversions(letters, tmp_path, folder):
+def test_maximum_word_length_survives_conversions(letters, tmp_path, folder):
     word = "a" * 101
     assert len(Tokenizer(load_vocabulary(letters)).encode(word)) == 101
     (folder / "tokenizer.json").unlink()

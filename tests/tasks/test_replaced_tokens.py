@@ -178,7 +178,7 @@ def test_generator_keeps_the_head_size(heads, size, expected):
 
 
 def test_flops_include_both_encoders_and_both_heads():
-    # 2 layers; projections of 16 and 8 wide states; the generator predicts 5 of 16 tokens.
+    # 2 layers; hidden sizes 16 and 8, with projections from the embeddings; the generator predicts 5 of 16 tokens.
     discriminator = 2 * 2 * (4 * 16 * 16 + 2 * 16 * 32) + 2 * 12 * 16 + 2 * 2 * (2 * 16 * 16) + 2 * 16 * 17
     generator = 2 * 2 * (4 * 8 * 8 + 2 * 8 * 16) + 2 * 12 * 8 + 2 * 2 * (2 * 16 * 8)
     decoder = 5 / 16 * 2 * (8 * 12 + 12 * 60)

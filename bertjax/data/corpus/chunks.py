@@ -209,7 +209,7 @@ def plan_splits(shards: Sequence[Shard], heldout_fraction: float) -> tuple[int, 
 
 
 def _count(shards: Sequence[Shard], heldout_below: int) -> tuple[dict[str, dict[str, int]], int]:
-    """Counts documents, sentences, tokens and text bytes of each split, and all documents without sentences."""
+    """Counts documents, sentences, tokens and text bytes per split, and documents without sentences in both splits."""
 
     def count(shard: Shard) -> np.ndarray:
         total = np.zeros((2, 5), np.int64)  # [splits, counts], training split first

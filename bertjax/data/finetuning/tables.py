@@ -285,7 +285,9 @@ def _json_rows(path: Path, text: str, columns: Sequence[str] = ()) -> Iterator[t
                 raise ValueError("not a JSON object")
             fields |= {column: as_text(fields[column], column) for column in columns if column in fields}
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path} line {line}: {error}; write one JSON object of texts per line") from error
+            raise UsageError(
+                f"{path} line {line}: {error}; write one JSON object per line, with texts as values"
+            ) from error
         yield line, fields
 
 

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 OUTSIDE = "O"
 _DOCUMENT = "-DOCSTART-"
 _TAG = re.compile("O|[BIESLUM](-[^ ]+)?")
-# Cell that may be a word index: a number after any prefix and before any punctuation, such as 3, [3], T3, 3. and 2-3.
+# Cell that may be a word index: a number, perhaps with a prefix and punctuation after it: 3, [3], T3, 3. or 2-3.
 _INDEX = re.compile(r"(?:.*\D)?(\d+)\W*")
 # Index of two numbers: a word range (1-2) or empty word (1.1) in CoNLL-U, or sentence and word index (1-2) in WebAnno.
 _INDEX_PAIR = re.compile(r"\d+[-.]\d+")

@@ -38,7 +38,7 @@ def document_pairs(
     rng: np.random.Generator,
     pairing: str,
 ) -> Iterator[np.ndarray]:
-    """Splits `len(targets)` documents, starting at `first`, into pairs.
+    """Splits documents from index `first` into pairs. `targets` contains a target length for each document.
 
     A chunk contains the next sentences of a document, until the target length is reached or the document ends. Segment
     A contains a random number of sentences from the start of the chunk. At least one sentence remains, unless the chunk

@@ -119,7 +119,9 @@ class EmbedData(FinetuningData):
         if any(not file.file for file in files):
             raise UsageError("an item of config.data.sources has no file; write {'file': 'pairs.tsv'}")
         if len({file.weight > 0 for file in files}) > 1:
-            raise UsageError("only some of config.data.sources have a weight; set one above 0 for each, or for none")
+            raise UsageError(
+                "only some of config.data.sources have a weight; set a weight above 0 for all, or remove all weights"
+            )
         return files
 
     @property

@@ -131,7 +131,7 @@ def test_unknown_characters_get_pieces(vocabulary):
     new, entry = extend_vocabulary(base, counts, 9)
     assert {"λ", "##λ"} <= {*new.pieces} and entry["unknown_words_before"] == 0.4
     assert entry["unknown_words_after"] == 0
-    # A piece for λ or μ counts as a saving, although the word stays unknown until both characters have pieces.
+    # A piece for λ or μ counts as one token fewer, although words are [UNK] until both characters have pieces.
     words = Counter({f"{first}λ{second}μ": 2 for first in "abcd" for second in "efgh"})
     assert added_pieces(load_vocabulary(vocabulary), 2, words) == ["##λ", "##μ"]
 
