@@ -54,7 +54,10 @@ class Parameter:
         return array[self.first_layer :] if self.num_layers else array[None]
 
     def stored(self, array: np.ndarray, name: str) -> np.ndarray:
-        """Returns one layer's array as a view [heads or 1, rows, ...], laid out like array `name` in another format."""
+        """Returns a view of one layer's array, with the layout of the array `name` in another format.
+
+        The shape is [H, rows, ...], where H is the number of heads if the other format interleaves them, and else 1.
+        """
         if self.num_input_axes:
             matrix = array.reshape(math.prod(self.shape[: self.num_input_axes]), -1)
             array = matrix if name.endswith("/kernel") else matrix.T

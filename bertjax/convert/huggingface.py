@@ -188,7 +188,7 @@ def _read_config(hf_config: dict[str, Any], file: Path) -> tuple[Family, ModelCo
         names = [id2label.get(str(index)) for index in range(len(id2label))]
         labels = tuple(str(name) for name in names if isinstance(name, str | int))
         if len({*labels}) < len(names):
-            raise UsageError(f"{file}: id2label is {id2label!r}; it must have a unique name for each id from 0")
+            raise UsageError(f"{file}: id2label is {id2label!r}; it must map the ids 0, 1, ... to unique names")
     if problem == _REGRESSION and len(labels) > 1:
         raise UsageError(f"{file} defines a regression with several outputs, which bertjax does not support")
     return family, family.model_config(hf_config, file), output_kind, labels

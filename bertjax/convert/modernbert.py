@@ -19,7 +19,7 @@ def default_rope(parameters: Mapping[str, Any] | None, name: str = "rope_paramet
     parameters = parameters or {}
     # As in transformers, `type` is the old name of `rope_type`.
     if parameters.get("rope_type", parameters.get("type", "default")) != "default":
-        raise UsageError(f"{name} are {parameters}; bertjax reads only rope_type=default")
+        raise UsageError(f"unsupported {name} {parameters}; bertjax supports only rope_type=default")
     return parameters
 
 
@@ -31,7 +31,9 @@ def _read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
         steps = [layer for layer, kind in enumerate(types) if kind == _GLOBAL and layer]
         every = steps[0] if steps else num_layers
         if [*types] != _layer_types(num_layers, every):
-            raise UsageError(f"layer_types={types} is not periodic; bertjax reads only {_GLOBAL} in every n-th layer")
+            raise UsageError(
+                f"layer_types={types} is not periodic; bertjax supports only {_GLOBAL} in every n-th layer"
+            )
     fields: dict[str, Any] = {"global_attn_every_n_layers": every}
     if window := config.get("sliding_window"):  # transformers sets `local_attention` to twice this value.
         fields["local_attention"] = 2 * window

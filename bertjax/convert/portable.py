@@ -221,7 +221,7 @@ def read_workdir(path: str | os.PathLike, any_kind: bool = False) -> PortableChe
 
 
 def without_embedding_layers(description: Mapping[str, Any], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Removes the parameters that only embedders have: dense layer and classifier."""
+    """Removes the dense layer and, from an embedder, the classifier of the softmax loss."""
     dropped = {"dense"} | ({CLASSIFIER} if description["kind"] == "embedding" else set())
     return {name: array for name, array in params.items() if name.partition("/")[0] not in dropped}
 

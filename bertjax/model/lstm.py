@@ -1,4 +1,4 @@
-"""LSTM layers, for an encoder like ELMo's (Figure 3 of the paper), and for BiLSTM layers on top of any encoder.
+"""LSTM layers: an encoder like ELMo's (Figure 3 of the BERT paper), and BiLSTM layers on top of any encoder.
 
 Axis letters: see `encoder.py`. G is the axis of the four gates: input, forget, cell, output.
 """

@@ -89,7 +89,7 @@ class GlueData(FinetuningData):
 
 @dataclasses.dataclass(frozen=True)
 class GlueConfig(FinetuningConfig):
-    """Config of a GLUE task."""
+    """Config for a GLUE task."""
 
     task: str = "glue"
     data: GlueData = GlueData()

@@ -28,7 +28,7 @@ class NerData(FinetuningData):
 
 @dataclasses.dataclass(frozen=True)
 class NerConfig(FinetuningConfig):
-    """Config of named entity recognition."""
+    """Config for named entity recognition."""
 
     task: str = "ner"
     data: NerData = NerData()

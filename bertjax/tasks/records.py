@@ -61,7 +61,7 @@ def tags_record(words: Sequence[str], labels: Sequence[str], rows: Sequence[np.n
 
 
 def entity_records(text: str, spans: Sequence[tuple[int, int]], tags: Sequence[str]) -> list[Record]:
-    """Returns the entities of a text in order: label, character offsets of start and end (exclusive), and text.
+    """Returns the entities of a text from left to right: label, character offsets (end exclusive) and text.
 
     `spans` contains the character offsets of each word, and `tags` the tag of each word in IOB, BIOES, BILOU or BMES.
     """

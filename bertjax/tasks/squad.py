@@ -73,7 +73,7 @@ class SquadData(FinetuningData):
 
 @dataclasses.dataclass(frozen=True)
 class SquadConfig(FinetuningConfig):
-    """Config of question answering."""
+    """Config for question answering."""
 
     task: str = "squad"
     data: SquadData = SquadData()

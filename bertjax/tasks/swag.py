@@ -24,7 +24,7 @@ _FILES = {"train": "train.csv", "dev": "val.csv", "test": "test.csv"}
 
 @dataclasses.dataclass(frozen=True)
 class SwagConfig(FinetuningConfig):
-    """Config of SWAG."""
+    """Config for SWAG."""
 
     task: str = "swag"
 

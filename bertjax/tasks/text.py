@@ -104,7 +104,7 @@ class TextData(TableData):
 
 @dataclasses.dataclass(frozen=True)
 class TextConfig(FinetuningConfig):
-    """Config of text classification or regression on your own data."""
+    """Config for text classification or regression on your own data."""
 
     task: str = "text"
     data: TextData = TextData()
@@ -117,7 +117,7 @@ class TextConfig(FinetuningConfig):
 
 @dataclasses.dataclass(frozen=True)
 class TextTagsConfig(FinetuningConfig):
-    """Config of token tagging on your own data."""
+    """Config for token tagging on your own data."""
 
     task: str = "text_tags"
     data: TableData = TableData()

@@ -40,4 +40,4 @@ class StepProfiler(contextlib.ExitStack):
         if self._has_traced:
             logger.info(f"saved {self._log_dir / _PROFILES}; open it with: tensorboard --logdir {self._log_dir}")
         else:
-            logger.warning(f"saved no profile: the run did not execute step {self._steps.start}")
+            logger.warning(f"no profile was saved: the run did not execute step {self._steps.start}")

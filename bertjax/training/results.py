@@ -111,10 +111,10 @@ def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, A
 def load_best(
     workdir: epath.Path, checkpoints: Checkpoints, state: TrainState, history: EvaluationHistory
 ) -> tuple[epath.Path, Any]:
-    """Returns the checkpoint with the highest score, or the newest without scores, and its parameters.
+    """Returns the checkpoint with the highest score (if none has a score, the newest checkpoint) and its parameters.
 
     Moves damaged checkpoints aside, and warns if the checkpoint with the highest score of `history` is missing. `state`
-    is the last train state, which was saved.
+    is the last train state; its checkpoint must already be saved.
     """
     checkpoint = find_checkpoint(workdir)
     is_last = int(checkpoint.name) == int(state.step)

@@ -20,8 +20,8 @@ MESH_AXES = ("data", "fsdp", "tensor")
 
 # Pairs of a parameter's logical axis and the mesh axis that shards it. Parameters are sharded over `fsdp` along the
 # hidden size and over `tensor` along heads, feed-forward width and vocabulary. Axes without a rule are not
-# sharded. The axis `pooled` has no rule, because on some meshes XLA of JAX 0.10 computes a wrong gradient of a
-# LayerNorm over an axis that is sharded over `tensor`.
+# sharded. The axis `pooled` has no rule, because on some meshes, JAX 0.10 computes a wrong gradient of a LayerNorm
+# whose axis is sharded over `tensor`.
 RULES = (
     ("embed", "fsdp"),
     ("heads", "tensor"),

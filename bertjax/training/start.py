@@ -25,7 +25,7 @@ def check_resume(task: Task, workdir: epath.Path, step: int, init_from: epath.Pa
         if saved_fingerprint(init_from) != saved_init_fingerprint(workdir):
             if task.uses_frozen_features:
                 problem = "started from different parameters than --init_from, so cached features would differ"
-                raise UsageError(f"the run of {workdir} {problem}; use the original --init_from or another --workdir")
+                raise UsageError(f"the run in {workdir} {problem}; use the original --init_from or another --workdir")
             note += ", and the run started from different parameters"
     logger.info(f"resumed {workdir} at step {step:,}{note}")
 

@@ -232,7 +232,10 @@ def setting_of(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def summarize(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns `trials`, `settings` with statistics over seeds (best first), and the `best` trial, for `sweep.json`."""
+    """Returns the contents of `sweep.json`.
+
+    These are all `trials`; the `settings`, best first, with statistics over seeds; and the `best` trial.
+    """
     finished = [outcome for outcome in outcomes if "score" in outcome]
     # Negate losses and errors, so that larger is better.
     sign = -1 if finished and finished[0]["lower_is_better"] else 1

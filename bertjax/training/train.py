@@ -39,7 +39,7 @@ from bertjax.training.workdir import open_workdir
 
 logger = logging.getLogger(__name__)
 
-# The divergence check replaces smaller first losses by this value. Contrastive losses may start near 0.
+# Lower bound of the first loss in the divergence check, because contrastive losses may start near 0.
 _MIN_FIRST_LOSS = 0.1
 
 

@@ -147,7 +147,7 @@ def _encode(chunk: chunks.Chunk, vocabulary: Vocabulary, work: AnyPath) -> list[
 
 def _merge(shards: list[chunks.Shard], heldout_fraction: float, folder: AnyPath) -> Iterator[tuple]:
     """Yields the arguments of `write_array` for each array."""
-    # Sort by path to restore the order of the text, because paths end with chunk names, which sort in this order.
+    # Restore the order of the text: paths end with chunk names, whose alphabetical order is the order of the text.
     shards = sorted(shards, key=attrgetter("path"))
     heldout_below, entries = chunks.plan_splits(shards, heldout_fraction)
     write_json(folder / "work" / _PLAN, entries)

@@ -128,14 +128,17 @@ def in_input_order(outputs: list[dict[str, np.ndarray]], count: int) -> dict[str
 
 
 def pack_batch(lengths: np.ndarray, batching: Batching) -> tuple[np.ndarray, int]:
-    """Packs the examples of a batch into rows with little padding. `lengths`, int64 [n], are tokens per example.
+    """Packs the examples of a batch into rows with little padding. `lengths` (int64 [n]) counts each example's tokens.
 
     Each row has K places. The examples, longest first, fill the first place of all rows, then the second, and so on.
     The order of the rows alternates, so that long and short examples share rows. K is the divisor of
-    `examples_per_row` that minimizes rows * tokens per row. Since K is a divisor, the number of rows, `batch_size` / K,
-    remains divisible by the number of data shards. Examples longer than `seq_len` are not packed.
+    `examples_per_row` that minimizes the number of tokens in all rows, padding included. Because `batch_size` /
+    `examples_per_row` is divisible by the number of data shards, so is the number of rows, `batch_size` / K. Examples
+    longer than `seq_len` are not packed.
 
-    Returns indices into `lengths` for each row, int64 [rows, K], `NO_EXAMPLE` if unused, and the tokens per row.
+    Returns:
+      The examples of each row, as indices into `lengths` (int64 [rows, K], `NO_EXAMPLE` for unused places), and the
+      padded length of the rows.
     """
     packings = []
     order = np.argsort(-lengths, kind="stable")

@@ -41,7 +41,7 @@ class Question:
 
 
 class Questions(list[Question], Source):
-    """Questions of a file. Questions about the same passage are held out together."""
+    """The questions in a file. Questions about the same passage are in the same split."""
 
     def texts(self) -> list[bytes]:
         return [question.context.encode() for question in self]

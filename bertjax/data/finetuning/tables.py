@@ -259,7 +259,7 @@ def _is_quoted(text: str) -> bool:
 
 
 def _split_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields the line number and the fields of each row of a TSV or CSV file ([]: a blank line)."""
+    """Yields the line number and the fields of each row of a TSV or CSV file. A blank line has no fields."""
     csv.field_size_limit(sys.maxsize)  # The default limit, 131,072 characters, rejects long fields.
     # Skip initial spaces, because otherwise the quotes around b in `"a", "b"` would be a part of the field.
     is_csv = table_format(path) == "csv"
@@ -286,7 +286,7 @@ def _json_rows(path: Path, text: str, columns: Sequence[str] = ()) -> Iterator[t
             fields |= {column: as_text(fields[column], column) for column in columns if column in fields}
         except (ValueError, RecursionError) as error:
             raise UsageError(
-                f"{path} line {line}: {error}; write one JSON object per line, with texts as values"
+                f"{path} line {line}: {error}; write one JSON object per line, with strings as values"
             ) from error
         yield line, fields
 

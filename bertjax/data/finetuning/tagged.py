@@ -110,7 +110,7 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
     if has_positions or (width > 2 and (is_constant or is_numbered)):
         raise UsageError(
             f"{path}: column {1 + is_indexed} contains no words: its values, such as {quoted(first_word)}, end with "
-            "numbers or are equal within each sentence; remove the numbers or the column"
+            "numbers or are the same for all words of a sentence; remove the numbers or the column"
         )
     prefix = match[0] if (match := _LANGUAGE.match(first_word)) else ""
     if prefix and all(word.startswith(prefix) and word != prefix for word in itertools.chain(*words)):
@@ -250,7 +250,7 @@ def _items(value: Any, place: str, in_text: bool) -> list[str]:
     for item in items:
         # Reject words with spaces, because prediction files separate words by spaces.
         if not isinstance(item, (str, int, float)) or item != item or not _COLUMN.fullmatch(str(item)):
-            raise UsageError(f"{place}: {quoted(item)} is not a word or tag; use one string without spaces for each")
+            raise UsageError(f"{place}: {quoted(item)} is not a word or tag; write each as one string without spaces")
     return [replace_surrogates(str(item)) for item in items]
 
 

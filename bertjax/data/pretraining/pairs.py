@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-# Kinds of pairs: next-sentence prediction of BERT, and sentence-order prediction of ALBERT.
+# Kinds of pairs: for BERT's next-sentence prediction, and for ALBERT's sentence-order prediction.
 NEXT_SENTENCE, SENTENCE_ORDER = "next_sentence", "sentence_order"
 # Label names by kind of pairs, in the order of the label ids.
 LABELS = {"": (), NEXT_SENTENCE: ("IsNext", "NotNext"), SENTENCE_ORDER: ("in order", "reversed or random")}

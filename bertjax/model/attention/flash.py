@@ -178,7 +178,10 @@ def _forward(options: _Options, start, stop, first, last, seeds, query, key, val
 
 
 def _backward(options: _Options, by_key: bool, start, stop, first, last, seeds, log_sum, mean, *refs) -> None:
-    """Computes a block's query gradients or, with `by_key`, its key and value gradients, with transposed logits."""
+    """Computes the query gradients of a block of queries or, if `by_key`, the gradients of a block of keys and values.
+
+    If `by_key`, the logits are transposed: their rows are keys.
+    """
     left, left_partner, right, right_partner, *gradients = refs
     sizes, program = options.block_sizes[1 + by_key], pl.program_id(0)
     size, other_size = (sizes.keys, sizes.queries) if by_key else (sizes.queries, sizes.keys)

@@ -1,4 +1,4 @@
-"""Config of text embedders."""
+"""Config for text embedders."""
 
 import dataclasses
 import logging
@@ -204,7 +204,7 @@ class EmbedOptions(LossOptions):
 
 @dataclasses.dataclass(frozen=True)
 class EmbedConfig(FinetuningConfig):
-    """Config of a text embedder.
+    """Config for a text embedder.
 
     Attributes:
       embed: vectors and loss, see `EmbedOptions`.

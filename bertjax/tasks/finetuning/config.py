@@ -90,7 +90,7 @@ class FinetuningData(Section, prefix="config.data."):
 
 @dataclasses.dataclass(frozen=True)
 class FinetuningConfig(RunConfig):
-    """Config of a fine-tuning run.
+    """Config for a fine-tuning run.
 
     Attributes:
       steps: optimizer steps of the run (default: 0, use `epochs`).

@@ -123,7 +123,7 @@ class FinetuningTask(Task):
         return dataclasses.replace(objective, model=model)
 
     def _set_schedule(self) -> None:
-        """Sets batch sizes, number of steps, and intervals of evaluations and checkpoints."""
+        """Sets the batch sizes, the number of steps, and the intervals between evaluations and checkpoints."""
         config, data = self.config, self.config.data
         self.eval_batch_size = data.eval_batch_size
         self.total_steps, self.warmup_steps = max(1, config.steps), 0

@@ -166,10 +166,10 @@ def distill_vectors(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
 
 
 def margin_mse(batch: EmbeddedBatch, options: LossOptions) -> jax.Array:
-    """Returns the mean squared error between score margins and a teacher's score margins (arXiv 2010.02666).
+    """Returns the mean squared error between the model's score margins and a teacher's (arXiv 2010.02666).
 
     A score is the inner product of anchor and document. A margin is the positive's score minus a negative's score.
-    `labels` contains the teacher's scores of all documents.
+    `labels` contains the teacher's scores for all documents.
     """
     scores = jnp.einsum("BD,BMD->BM", batch.queries, batch.documents, precision=jax.lax.Precision.HIGHEST)
     margins, targets = (values[:, :1] - values[:, 1:] for values in (scores, batch.labels))

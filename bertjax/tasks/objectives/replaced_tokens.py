@@ -20,9 +20,10 @@ from bertjax.tasks.task import Batch, MetricSums, Outputs
 
 @dataclasses.dataclass(frozen=True)
 class ReplacedTokens(MaskedLmOnText):
-    """Masked LM of a generator, and detection of the tokens that it replaced, on rows of contiguous text or documents.
+    """Replaced-token detection, on rows of contiguous text or documents (ELECTRA, arXiv 2003.10555).
 
-    The generator samples a token at each predicted position. A token counts as replaced only if the sample differs.
+    A generator is trained by masked LM, and a discriminator detects the tokens that it replaced. The generator samples
+    a token at each predicted position. A token counts as replaced only if the sample differs.
     The loss of the discriminator is the mean over all tokens, special tokens included (google-research/electra
     `run_pretraining.py`).
     """

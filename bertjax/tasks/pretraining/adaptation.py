@@ -45,7 +45,7 @@ class AdaptationData(PretrainingData):
 
 @dataclasses.dataclass(frozen=True)
 class AdaptationConfig(PretrainingConfig):
-    """Config of continued pre-training.
+    """Config for continued pre-training.
 
     Attributes:
       data: see `AdaptationData`.

@@ -1,4 +1,4 @@
-"""Config of pre-training, and pre-training objectives by name."""
+"""Config for pre-training, and pre-training objectives by name."""
 
 import dataclasses
 import itertools
@@ -90,7 +90,7 @@ class PretrainingData(Section, prefix="config.data."):
 
 @dataclasses.dataclass(frozen=True)
 class PretrainingConfig(RunConfig):
-    """Config of a pre-training run.
+    """Config for a pre-training run.
 
     Attributes:
       data: see `PretrainingData`.
