@@ -52,7 +52,7 @@ class SharedInputs(NamedTuple):
     """Inputs that all layers share."""
 
     sequence_ids: jax.Array  # [B, L] int32
-    rotations: jax.Array | None  # see `rotary.rotations` (None: no RoPE)
+    rotations: jax.Array | None  # cosines and sines of `rotary.rotations` (None: no RoPE)
 
 
 class LayerInputs(NamedTuple):
@@ -113,7 +113,7 @@ class Encoder(nn.Module):
           Hidden states after the embeddings and after each layer, [N + 1, B, L, D], or None if `collect_layers` is
             False. The last entry equals the first result.
         """
-        config, packed = self.config, position_ids is not None
+        config, is_packed = self.config, position_ids is not None
         if position_ids is None:
             position_ids = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
         if config.encoder == LSTM:
@@ -122,15 +122,15 @@ class Encoder(nn.Module):
             outputs = [reader(ids, sequence_ids, deterministic, collect_layers) for reader in readers]
             hidden, layers = zip(*outputs, strict=True)
             return jnp.concatenate(hidden, -1), (jnp.concatenate(layers, -1) if collect_layers else None)
-        attention_fn = select_attention(config, input_ids.shape[1], is_packed=packed)
+        attention_fn = select_attention(config, input_ids.shape[1], is_packed=is_packed)
         x = self.embeddings(input_ids, segment_ids, position_ids, deterministic)
         is_local = np.array(config.local_layers) if config.local_layers else None
         # ModernBERT has no norm before the attention of the lowest layer.
         has_norm = None if config.first_attention_norm else np.arange(config.num_hidden_layers) > 0
         per_layer = LayerInputs(is_local, has_norm)
         shared = SharedInputs(sequence_ids, rotations(config, position_ids))
-        # Pass the class and its fields instead of a module, because `nn.scan` takes a class. Each layer gets its slice
-        # of `per_layer` and of the stacked parameters, its own dropout key, and `shared`.
+        # `run_layers` applies `nn.scan` to the class, so pass the class and its fields instead of a module. Each layer
+        # gets its slice of `per_layer` and of the stacked parameters, its own dropout key, and `shared`.
         fields = {
             "config": config,
             "attention_fn": attention_fn,
@@ -205,21 +205,18 @@ class SelfAttention(nn.Module):
         if shared.rotations is not None:
             query, key = (rotate(config, states, shared.rotations, layer.is_local) for states in (query, key))
 
-        def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int = 0) -> jax.Array:
+        def attend(window: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             # Tokens attend to all tokens of their sequence (window=0), or to themselves and `window` neighbors, half on
-            # each side.
+            # each side. The window is static, because kernels need it at compile time.
             mask = AttentionMask(config.attention_direction, shared.sequence_ids, window)
             drop = DropoutSpec(config.attention_probs_dropout_prob, dropout_key)
             return self.attention_fn(query, key, value, mask, drop)
 
-        def attend_by_layer(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-            if layer.is_local is None:
-                return attend(query, key, value)
-            attend_locally = partial(attend, window=config.local_attention)  # Kernels need a static window.
-            return jax.lax.cond(layer.is_local, attend_locally, attend, query, key, value)
-
-        # With `remat=attention`, the backward pass recomputes attention from query, key and value.
-        run = save_inputs_only(attend_by_layer, config) if config.remat == "attention" else attend_by_layer
+        run = globally = partial(attend, 0)
+        if layer.is_local is not None:
+            run = partial(jax.lax.cond, layer.is_local, partial(attend, config.local_attention), globally)
+        if config.remat == "attention":
+            run = save_inputs_only(run, config)  # The backward pass recomputes attention from query, key and value.
         context = checkpoint_name(run(query, key, value), CONTEXT)
         axes = ("heads", "head", "embed")
         dense = Dense(config, (config.hidden_size,), axes, use_bias=config.attention_bias, name="output")

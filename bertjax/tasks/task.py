@@ -32,8 +32,9 @@ class Objective:
     """Model, loss and metrics of a train step.
 
     The training loss is the sum of `loss_weights[name] * sums[name][0] / denominators[name]` over the losses, where
-    `sums` are the metric sums of `compute`. A denominator is usually the sum of the weights in the whole batch, and
-    must be positive even if this sum is 0. Logged metrics are weighted means over all steps since the last log line.
+    `sums` are the metric sums of `compute`. A denominator is usually the sum of the weights in the whole batch
+    (`sums[name][1]` covers only a micro-batch), and must be positive even if this sum is 0. Logged metrics are weighted
+    means over all steps since the last log line.
 
     Objectives are compared by value, because compiled steps are cached by objective: runs that differ only in data,
     seed or learning rate share a step. A subclass defines `metrics`, `schema`, `denominators` and `compute`.
@@ -73,8 +74,7 @@ class Objective:
     def denominators(self, batch: Batch) -> dict[str, jax.Array]:
         """Returns the divisor of each loss, by metric name, such as the number of predicted tokens.
 
-        Divisors are computed from the whole batch, not from a micro-batch, so that the gradients of micro-batches add
-        up to the gradient of the batch.
+        Divisors are computed from the whole batch, so that the gradients of micro-batches add up to its gradient.
         """
         raise NotImplementedError
 
@@ -104,7 +104,7 @@ class Task:
     """Objective, data, schedule and evaluation of a run.
 
     A subclass sets the attributes that have no default, and overrides `train_batches`, `eval_batches`,
-    `full_cost_before` and `synthetic_sizes`.
+    `unfrozen_cost_before` and `synthetic_sizes`.
 
     Step s, counted from 0, performs update s + 1. The step of a log line or checkpoint is the number of updates so far.
     """
@@ -114,8 +114,8 @@ class Task:
     objective: Objective
     total_steps: int
     warmup_steps: int  # steps of linear learning-rate warm-up
-    # The number of rows of each training array is a multiple of one of these sizes. Each size must be a multiple of
-    # data shards times micro-batches (default: (), no training data).
+    # Row counts that must be divisible by data shards times micro-batches, such as the batch size of each phase
+    # (default: (), no training data). Arrays of a batch may have different row counts, multiples of these.
     batch_sizes: tuple[int, ...] = ()
     steps_per_epoch = 0  # 0: the task has no epochs
     checkpoint_every: int  # steps between checkpoints, at least 1; the last step is always saved
@@ -129,8 +129,9 @@ class Task:
 
     # Parameters and data
 
-    # Top-level parameter names of the output layer and the feature head (default: (), as in pre-training). With
-    # `--init_from`, these parameters are loaded only if the checkpoint has the same output layer.
+    # Top-level parameter names of the output layer, and of the layers between encoder and output layer (feature head).
+    # With `--init_from`, they are loaded only if the checkpoint has the same output layer. Default: (), as in
+    # pre-training.
     output_params: tuple[str, ...] = ()
     data_hash = ""  # SHA-256 of the data (default: "", no data); a run can resume only with the same hash
     notes: tuple[str, ...] = ()  # log lines about the data
@@ -142,7 +143,7 @@ class Task:
     has_schedule = True
     num_eval_batches = 0  # batches per evaluation, for the progress bar (0: unknown); `eval_batches` may set it
     labels: Sequence[str] = ()  # names of the classes or tags by id, for `class_reports`
-    accepts_any_encoder = False  # whether `evaluate` accepts checkpoints of other models with the same encoder
+    accepts_any_encoder = False  # whether `evaluate` accepts checkpoints of other tasks
     evaluation_problem = ""  # error message of `train` and `evaluate` if the evaluation data cannot be used
     # Whether the inputs of the head are features of the frozen encoder, which can be computed once before training.
     uses_frozen_features = False
@@ -187,8 +188,8 @@ class Task:
         The default implementation checks nothing.
         """
 
-    def full_cost_before(self, step: int) -> StepCost:
-        """Returns the cost of all steps before `step`, as if no parameter were frozen (see `training/cost.py`)."""
+    def unfrozen_cost_before(self, step: int) -> StepCost:
+        """Returns the cost of all steps before `step`, as if no parameter were frozen (for `training/cost.py`)."""
         raise NotImplementedError
 
     def synthetic_sizes(self, phase: int = 0) -> dict[str, int]:

@@ -9,13 +9,13 @@ from bertjax.tasks.task import Task
 
 def cost_before(task: Task, step: int) -> StepCost:
     """Returns the total cost of all steps before `step`."""
-    head = task.full_cost_before(min(step, task.config.optimizer.head_steps))
-    return _trained_cost(task, head, head_only=True) + _trained_cost(task, task.full_cost_before(step) - head)
+    head = task.unfrozen_cost_before(min(step, task.config.optimizer.head_steps))
+    return _trained_cost(task, head, head_only=True) + _trained_cost(task, task.unfrozen_cost_before(step) - head)
 
 
 def cost_of_step(task: Task, step: int) -> StepCost:
     """Returns the cost of step `step`, as if `optimizer.head_steps` were 0."""
-    return _trained_cost(task, task.full_cost_before(step + 1) - task.full_cost_before(step))
+    return _trained_cost(task, task.unfrozen_cost_before(step + 1) - task.unfrozen_cost_before(step))
 
 
 def _trained_cost(task: Task, cost: StepCost, head_only: bool = False) -> StepCost:

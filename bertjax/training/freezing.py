@@ -36,13 +36,13 @@ def split_frozen(params: Any, config: OptimizerConfig) -> tuple[Any, Any]:
 
 
 def merge_frozen(trainable: Any, frozen: Any) -> Any:
-    """Merges trainable and frozen parameters for `model.apply`, with frozen layers in a separate stack."""
+    """Merges trainable and frozen parameters for `model.apply`. Frozen layers stay a separate stack, FROZEN_LAYERS."""
     return unflatten_dict({**flatten_dict(trainable), **flatten_dict(frozen)}) if frozen else trainable
 
 
-def restack_frozen(params: Any) -> Any:
-    """Merges the two stacks of layers that `merge_frozen` returns into one, as in the train state."""
-    flat: dict[Any, Any] = flatten_dict(params)
+def restack_frozen(trainable: Any, frozen: Any) -> Any:
+    """Merges trainable and frozen parameters for the train state, with all layers in one stack."""
+    flat: dict[Any, Any] = flatten_dict(merge_frozen(trainable, frozen))
     for path in [path for path in flat if FROZEN_LAYERS in path]:
         lower, stack = flat.pop(path), _renamed(path, FROZEN_LAYERS, LAYERS)
         flat[stack] = jnp.concatenate([lower, flat[stack]]) if stack in flat else lower

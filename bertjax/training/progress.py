@@ -201,7 +201,7 @@ class Progress:
     def _token_counts(self, step: int, token_fraction: float) -> dict[str, int]:
         """Returns the tokens and positions up to `step`. `token_fraction` is the mean since the last logged step."""
         tokens = self._tokens + round(token_fraction * self._cost(self._counted_at, step).positions)
-        return {"tokens": tokens, "positions": self._task.full_cost_before(step).positions}
+        return {"tokens": tokens, "positions": self._task.unfrozen_cost_before(step).positions}
 
     def _cost(self, start: int, stop: int) -> StepCost:
         return cost_before(self._task, stop) - cost_before(self._task, start)

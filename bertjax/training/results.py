@@ -108,7 +108,7 @@ def read_results(workdir: epath.Path, fields: Sequence[str] = ()) -> dict[str, A
         raise BertjaxError(f"cannot read {file}: {first_line(error)}; remove it and train again") from error
 
 
-def load_best(
+def _load_best(
     workdir: epath.Path, checkpoints: Checkpoints, state: TrainState, history: EvaluationHistory
 ) -> tuple[epath.Path, Any]:
     """Returns the checkpoint with the highest score (if none has a score, the newest checkpoint) and its parameters.
@@ -122,7 +122,7 @@ def load_best(
         params = state.eval_params if is_last else load_params(checkpoint, state.eval_params)
     except BertjaxError as error:
         checkpoints.move_aside(int(checkpoint.name), error)
-        return load_best(workdir, checkpoints, state, history)
+        return _load_best(workdir, checkpoints, state, history)
     score = history.score_at(int(checkpoint.name))
     if score != history.best_score:  # Without scores, both are None.
         missing = "the checkpoint with the best score is missing"
@@ -134,24 +134,21 @@ def write_results(
     task: Task,
     mesh: Mesh,
     state: TrainState,
-    params: Any,
     workdir: epath.Path,
-    checkpoint: epath.Path,
+    checkpoints: Checkpoints,
     history: EvaluationHistory,
     progress: Progress,
     heartbeat: Heartbeat,
-) -> dict[str, Any]:
-    """Writes and logs the results of `checkpoint` with parameters `params`, and returns its metrics.
-
-    `state` is the last train state.
-    """
+) -> tuple[epath.Path, dict[str, float]]:
+    """Writes and logs the results of the best checkpoint, see `_load_best`. Returns the checkpoint and its metrics."""
+    checkpoint, params = _load_best(workdir, checkpoints, state, history)
     values = history.metrics_at(int(checkpoint.name))
     metric = task.best_metric
     reports: dict[str, ClassReport] = {}
     if task.labels and task.eval_every:
         reports = task.class_reports(evaluate_batches(task, mesh, params, heartbeat)[1])
     if jax.process_index() != 0:
-        return values
+        return checkpoint, values
     heartbeat(math.inf)  # Suspend the watchdog: the baseline may read the whole corpus.
     results = {
         "step": int(checkpoint.name),
@@ -177,7 +174,7 @@ def write_results(
     write_json(workdir / RESULTS, results)
     log_results(values, history.metrics_at(0), progress.baseline)
     log_reports(reports)
-    return values
+    return checkpoint, values
 
 
 def log_results(values: dict[str, Any], before: dict[str, Any], baseline: dict[str, float]) -> None:

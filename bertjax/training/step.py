@@ -126,14 +126,12 @@ def make_train_step(
     def train_step(state: TrainState, batch: Batch, key: jax.Array, schedule: optax.Schedule) -> TrainState:
         trainable, frozen = split_frozen(state.params, optimizer.config)
         denominators = objective.denominators(batch)
-        # In head steps, the encoder stays in `trainable`, because the optimizer state contains its moments. Its
-        # gradients are 0, and its update is dropped, because weight decay would still change it.
-        is_encoder_fixed = head_only and ENCODER in trainable
+        # In head steps, the encoder stays in `trainable`, because the optimizer state contains its moments. The loss
+        # and the new parameters use `fixed` instead, so that its gradients are 0 and weight decay does not change it.
+        fixed = {ENCODER: trainable[ENCODER]} if head_only and ENCODER in trainable else {}
 
         def loss_fn(trained: Any, micro_batch: Batch, dropout_key: jax.Array) -> tuple[Any, MetricSums]:
-            if is_encoder_fixed:
-                trained = {**trained, ENCODER: jax.lax.stop_gradient(trained[ENCODER])}
-            sums, _ = objective.compute(merge_frozen(trained, frozen), micro_batch, dropout_key)
+            sums, _ = objective.compute(merge_frozen({**trained, **fixed}, frozen), micro_batch, dropout_key)
             losses = (factor * sums[name][0] / denominators[name] for name, factor in objective.loss_weights.items())
             return sum(losses), sums
 
@@ -145,15 +143,13 @@ def make_train_step(
         updates, opt_state = optimizer.tx.update(grads, state.opt_state, trainable)
         rate: Any = schedule(state.step)  # `tx` does not scale updates by the rate, and does not negate them.
         new_trainable: Any = optax.tree.add_scale(trainable, -rate, updates)  # trainable - rate * updates
-        if is_encoder_fixed:
-            new_trainable = {**new_trainable, ENCODER: trainable[ENCODER]}
 
         grad_norm = optax.tree.norm(grads)  # before clipping
         is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         sums = {**sums, "grad_norm": jnp.stack([grad_norm, jnp.ones(())]), **non_padding_sums(batch)}
         return state.replace(
             step=state.step + 1,
-            params=restack_frozen(merge_frozen(new_trainable, frozen)),
+            params=restack_frozen({**new_trainable, **fixed}, frozen),
             opt_state=opt_state,
             sums=jax.tree.map(jnp.add, state.sums, sums),
             bad_step=jnp.where(~is_finite & (state.bad_step < 0), state.step + 1, state.bad_step),

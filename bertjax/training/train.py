@@ -23,7 +23,7 @@ from bertjax.training.optimizer import describe_head_steps, make_optimizer, make
 from bertjax.training.preemption import Heartbeat, stop_requests, watchdog
 from bertjax.training.profiling import StepProfiler
 from bertjax.training.progress import Progress
-from bertjax.training.results import EvaluationHistory, load_best, read_log, write_results
+from bertjax.training.results import EvaluationHistory, read_log, write_results
 from bertjax.training.sharding import check_batch_sizes, data_shard, make_mesh, put_batch, replicated
 from bertjax.training.start import check_resume, init_from_checkpoint
 from bertjax.training.step import (
@@ -83,11 +83,11 @@ def train(
     if task.eval_every:
         check_batch_sizes((task.eval_batch_size,), mesh)
     optimizer = make_optimizer(config.optimizer, task.objective.untrained_modules)
-    schedule = make_schedule(config.optimizer, task.warmup_steps, task.phase_schedule)  # a `jax.tree_util.Partial`
+    schedule = make_schedule(config.optimizer, task.warmup_steps, task.phase_schedule)
     head_steps = config.optimizer.head_steps  # number of first steps that train only parameters outside the encoder
 
     def train_step_at(step: int) -> Callable[..., TrainState]:
-        # The RoPE thetas of a phase are a part of its objective. `make_train_step` is cached.
+        # The RoPE thetas of a phase are a part of its objective. Step s is update s + 1. `make_train_step` is cached.
         objective = task.objective_at(step + 1)
         return make_train_step(objective, optimizer, mesh, config.grad_accum_steps, head_only=step < head_steps)
 
@@ -124,7 +124,8 @@ def train(
         history = EvaluationHistory(task.best_metric, config.patience, evaluations)
         progress = stack.enter_context(contextlib.closing(Progress(task, workdir, step, logged, trackers)))
         profiler = stack.enter_context(StepProfiler(workdir, profile_steps))
-        # Replicate with `jit`, because `device_put` would first compare the values on all hosts.
+        # `schedule` is a `jax.tree_util.Partial`, whose numbers are leaves. Replicate with `jit`, because `device_put`
+        # would first compare the values on all hosts.
         dropout_key, device_schedule = jax.jit(
             lambda: (random_key(config.seed, "dropout"), jax.tree.map(jnp.asarray, schedule)),
             out_shardings=replicated(mesh),
@@ -147,7 +148,7 @@ def train(
             nonlocal history
             if not task.eval_every or history.metrics_at(step):
                 return
-            is_due = step % task.eval_every == 0 if step else task.eval_first
+            is_due = task.eval_first if step == 0 else step % task.eval_every == 0
             if is_due or step == task.total_steps:
                 history = history.add(step, _evaluate(task, mesh, state, step, progress, heartbeat))
 
@@ -194,9 +195,8 @@ def train(
         heartbeat(math.inf)  # Suspend the watchdog: after a resume at the last step, verifying the data may take hours.
         _check_data_files(task, wait=True)
         heartbeat()
-        checkpoint, params = load_best(workdir, checkpoints, state, history)
         progress.plot_curves()
-        values = write_results(task, mesh, state, params, workdir, checkpoint, history, progress, heartbeat)
+        checkpoint, values = write_results(task, mesh, state, workdir, checkpoints, history, progress, heartbeat)
         progress.finish(step, checkpoint)
         return {"step": step, "stopped": False, "checkpoint": str(checkpoint), **values}
 

@@ -60,7 +60,7 @@ def test_training_on_cached_features_equals_training_with_a_frozen_encoder(ner, 
     config = experiment_config(experiment, all_flags, init_from)
     task = build_task(config, train=True)
     assert loop.train(task, str(uncached), init_from)["f1"] == results["f1"]
-    assert cost_before(task, 12) == task.full_cost_before(12)  # The full cost excludes the frozen encoder.
+    assert cost_before(task, 12) == task.unfrozen_cost_before(12)  # The full cost excludes the frozen encoder.
     initial, trained, other = (load_params_on_host(find_checkpoint(path)) for path in (start, cached, uncached))
     for name, array in initial.items():
         if name.startswith("encoder/"):

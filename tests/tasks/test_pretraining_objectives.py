@@ -65,7 +65,7 @@ def test_flops_include_all_predictions_of_a_packed_row(corpus):
     (phase,), model = task.phases, task.objective.model.config
     predictions = task.synthetic_sizes()["predictions"]
     assert predictions > phase.max_predictions
-    assert task.full_cost_before(1).flops == phase.batch_size * 16 * flops_per_position(model, 16, predictions)
+    assert task.unfrozen_cost_before(1).flops == phase.batch_size * 16 * flops_per_position(model, 16, predictions)
 
 
 def test_eval_rows_limits_the_rows_of_an_evaluation(corpus):

@@ -264,4 +264,4 @@ def test_other_commands_accept_the_objective(corpus, capfd):
     packed = printed(capfd, "bench", "step", config, "--config.data.packing=true", "--steps=1", "--json")
     assert json.loads(packed)["losses"]["discriminator_loss"] < 1
     task = load_task(experiment_of(corpus), None, "--config.optimizer.freeze_layers=1")
-    assert jnp.isfinite(task.full_cost_before(2).flops)
+    assert jnp.isfinite(task.unfrozen_cost_before(2).flops)

@@ -202,7 +202,7 @@ class EmbedTask(FinetuningTask):
         """Returns baseline metrics: BM25 for rankings, and the fraction of shared words for scored pairs."""
         return {name: value for each in self.eval_sets for name, value in each.baseline(self.eval_texts).items()}
 
-    def full_cost_before(self, step: int) -> StepCost:
+    def unfrozen_cost_before(self, step: int) -> StepCost:
         total = StepCost()
         if not self.files:
             sizes = self.synthetic_sizes()

@@ -230,7 +230,7 @@ class FinetuningTask(Task):
         data = self.config.data
         return eval_batches(self.eval_examples, Batching(data.eval_batch_size, data.bucket, data.seq_len), shard)
 
-    def full_cost_before(self, step: int) -> StepCost:
+    def unfrozen_cost_before(self, step: int) -> StepCost:
         data = self.config.data
         if not data.has_files:
             return self._cost(step * data.batch_size, data.seq_len)

@@ -51,7 +51,7 @@ class PretrainingObjective(Objective):
 
     @classmethod
     def row_format(cls, packing: bool) -> RowFormat:
-        """Returns the format of training rows. The config calls this before it builds the model."""
+        """Returns the format of training rows, which the config needs before there is a model."""
         return RowFormat(cls.pairing, packing, cls.has_masks)
 
     def postprocess_batches(self, batches: Iterator[NumpyBatch]) -> Iterator[NumpyBatch]:

@@ -129,7 +129,7 @@ class PretrainingTask(Task):
         self.num_eval_batches = int(dataset.cardinality())
         return self.objective.postprocess_batches(verified_batches(dataset, self.corpus))
 
-    def full_cost_before(self, step: int) -> StepCost:
+    def unfrozen_cost_before(self, step: int) -> StepCost:
         steps = (max(0, min(step, phase.stop_step) - phase.start_step) for phase in self.phases)
         return sum(map(self.objective.step_cost, self.phases, steps), StepCost())
 
