@@ -43,60 +43,53 @@ def test_distributed_connects_the_processes_without_environment_variables(capfd,
     assert "no other process" in refused(capfd, *command)
 
 
-# Arguments of the experiment after a colon, or words after a valid --config, and a pattern of the message.
-INVALID_VALUES = [
-    (":sise=base", "'sise'; use one of size, seq_len, "),
-    (":seq_len=long", "seq_len=long is invalid; it must be an integer"),
-    (":quick=maybe", "quick=maybe is invalid; it must be true or false"),
-    (":seq_len=0", "seq_len=0"),
-    ("--config.phases=({'seq_len':0},)", r"config.phases\[\].seq_len is 0"),
-    (":phases=3", "phases=3"),
-    (":batch=rows", "unknown batch=rows; use tokens or sequences"),
-    ("--config.steps=0", "config.steps is 0"),
-    ("--config.steps=1e6", "--config.steps=1e6 is invalid; it must be an integer"),
-    ("--config.optimizer.eps=small", "--config.optimizer.eps=small is invalid; it must be a number"),
-    ("--config.model=3", "unknown field 'model'; use one of attention, "),
-    ("--config.mesh.data=-2", "config.mesh.data is -2; it must be at least -1"),
-    ("--config.data.objective=nosuch", "config.data.objective is 'nosuch'; use one of nsp, "),
-    ("--config.model.hidden_dropout_prob=0.999999", "hidden_dropout_prob is 0.999999; it must be at most 0.9999"),
-    ("--config.task=nosuch", "config.task=nosuch cannot be overridden"),
-    ("--config.seed", "--config.seed has no value"),
-    ("stray word", "unknown argument stray; set config fields with --config.FIELD=VALUE, or see"),
-    ("--config.seed 1 stray", "unknown argument stray; set config fields with --config.FIELD=VALUE, or see"),
-    ("--flagfile", "unknown argument --flagfile"),
-    ("--log_level=loud", "invalid choice: 'loud'"),
-]
-
-
-@pytest.mark.parametrize(("words", "message"), INVALID_VALUES)
-def test_invalid_value_is_rejected(capfd, words, message):
-    config = f"{EXPERIMENT}{words}" if words.startswith(":") else f"{TINY} {words}"
-    assert re.search(message, refused(capfd, "describe", "--config", *config.split()))
-
-
 def test_word_after_a_field_is_its_value_and_not_a_text():
     args = parse_args(["predict", "--checkpoint=run", "--config.data.seq_len", "64", "a text"])
     assert (args.overrides, args.texts) == (["--config.data.seq_len=64"], ["a text"])
 
 
+# Values of config fields and of arguments of the experiment that `describe` rejects.
+INVALID_CONFIGS = [
+    ("{TINY},seq_len=long", "seq_len=long is invalid; it must be an integer"),
+    ("{TINY},quick=maybe", "quick=maybe is invalid; it must be true or false"),
+    ("{TINY},seq_len=0", "seq_len=0"),
+    ("{TINY} --config.phases=({{'seq_len':0}},)", r"config.phases\[\].seq_len is 0"),
+    ("{TINY},phases=3", "phases=3"),
+    ("{TINY},batch=rows", "unknown batch=rows; use tokens or sequences"),
+    ("{TINY} --config.steps=1e6", "--config.steps=1e6 is invalid; it must be an integer"),
+    ("{TINY} --config.optimizer.eps=small", "--config.optimizer.eps=small is invalid; it must be a number"),
+    ("{TINY} --config.model=3", "unknown field 'model'; use one of attention, "),
+    ("{TINY} --config.mesh.data=-2", "config.mesh.data is -2; it must be at least -1"),
+    ("{TINY} --config.data.objective=nosuch", "config.data.objective is 'nosuch'; use one of nsp, "),
+    (
+        "{TINY} --config.model.hidden_dropout_prob=0.999999",
+        "0.999999; it must be at most 0.9999",
+    ),
+    ("{TINY} --config.task=nosuch", "config.task=nosuch cannot be overridden"),
+    ("{TINY} --config.seed", "--config.seed has no value"),
+    ("{TINY} stray word", "unknown argument stray; set config fields with --config.FIELD=VALUE, or see"),
+    ("{TINY} --log_level=loud", "invalid choice: 'loud'"),
+    ("nosuch.py", "config file not found: nosuch.py"),
+]
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
+        *((f"describe --config {words}", message) for words, message in INVALID_CONFIGS),
+        ("describe", "no config; set --config"),
         ("", "are required: COMMAND; see "),
-        ("bench", r"are required: step\|input; see "),
         ("bench steps", "step.*input"),
         ("nosuch", ".*".join(dict.fromkeys(words[0] for words in COMMANDS))),
         ("train --config {TINY} --workdir run --nosuch=1", "--nosuch=1; see `bertjax train --help`"),
         ("bench step --config {TINY} --nosuch=1", "--nosuch=1; see `bertjax bench step --help`"),
-        ("describe", "no config; set --config"),
-        ("describe --config nosuch.py", "config file not found: nosuch.py"),
         ("prepare --input=text:a.txt --output=out --vocab=vocab.txt --vocab_size=9", "--vocab_size has no effect with"),
         ("train --config=text:train=a,dev=b --config.model.hidden_size=64 --workdir=run", "no initial checkpoint"),
         ("bench step --config {TINY} --steps=1.5", "argument --steps: invalid int value"),
         ("bench step --config {TINY} --steps=0", "argument --steps: .* at least 1"),
         *(
             (f"bench step --config {{TINY}} --profile={text}", f"argument --profile: '{text}' is not a range of steps")
-            for text in ("20:10", "5:5", "5", "a:b", "-1:3", "1:2:3", "1:")
+            for text in ("5:5", "-1:3", "1:2:3")
         ),
         (f"bench step --config {{TINY}} --steps={10**30}", "argument --steps: .* at most 2,147,483,647"),
         ("train --config {TINY} --workdir run", "no corpus"),
@@ -152,16 +145,12 @@ def test_invalid_custom_experiment_is_rejected(capfd, tmp_path, code, message):
 
 
 @pytest.mark.ci
-def test_flipped_bit_of_corpus_is_an_error(capfd, corpus, tmp_path):
+@pytest.mark.parametrize("command", ["inspect", "bench input"])
+def test_damaged_corpus_is_an_error(capfd, corpus, tmp_path, command):
     damaged = shutil.copytree(corpus, tmp_path / "corpus") / "train.tokens.bin"
-    data = bytearray(damaged.read_bytes())
-    data[77] ^= 4
-    damaged.write_bytes(data)
-    for command in (["train", "--workdir", tmp_path / "run"], ["inspect"], ["bench", "input"]):
-        error = refused(capfd, *command, "--config", f"{TINY},corpus={tmp_path}/corpus", code=1, logs=True)
-        assert "train.tokens.bin is damaged" in error
-    # The corpus is verified in the background; a run on a damaged corpus does not finish.
-    assert not (tmp_path / "run" / "results.json").exists()
+    damaged.write_bytes(damaged.read_bytes()[:-2] + bytes(2))
+    error = refused(capfd, *command.split(), "--config", f"{TINY},corpus={tmp_path}/corpus", code=1, logs=True)
+    assert "train.tokens.bin is damaged" in error
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
-import types
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import numpy as np
 import pytest
 from helpers.command_runs import read_metrics, train, train_command
-from helpers.commanding import failure, printed, refused
+from helpers.commanding import printed, refused
 from helpers.processes import environment_of
 
 from bertjax.cli import main as cli
@@ -107,12 +107,7 @@ def test_bench_step_needs_no_tensorflow_and_inspect_no_keras(corpus):
 
 @pytest.mark.ci
 def test_train_profiles_steps_and_sends_metrics_to_an_installed_tracker(capfd, corpus, tmp_path, monkeypatch):
-    logged, traced = {}, []
-    tracker = types.SimpleNamespace(
-        init=lambda **_: None,
-        log=lambda values, step: logged.setdefault(step, {}).update(values),
-        finish=lambda: None,
-    )
+    tracker, traced = Mock(), []
     monkeypatch.setitem(sys.modules, "trackio", tracker)
     monkeypatch.setattr(jax.profiler, "start_trace", traced.append)
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: traced.append("stopped"))
@@ -124,12 +119,11 @@ def test_train_profiles_steps_and_sends_metrics_to_an_installed_tracker(capfd, c
     assert error in refused(capfd, *command, "--tracker=wandb") and not (tmp_path / "run").exists()
     printed(capfd, *command, "--tracker=trackio", "--profile=0:1")
     assert traced == [str(tmp_path / "run"), "stopped"]
-    lines = read_metrics(tmp_path / "run")
-    losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
-    assert {1, 2} <= losses.keys()
-    assert {"eval/mlm_loss", "train/learning_rate", "train/tokens"} <= logged[2].keys()
-    assert all(tag.startswith(("train/", "eval/")) for values in logged.values() for tag in values)
-    assert {step: logged[step]["train/loss"] for step in losses} == pytest.approx(losses)
+    losses = {line["step"]: line["loss"] for line in read_metrics(tmp_path / "run") if "loss" in line}
+    logged = [(call.kwargs["step"], call.args[0]) for call in tracker.log.call_args_list]
+    sent = {step: values["train/loss"] for step, values in logged if "train/loss" in values}
+    assert {1, 2} <= losses.keys() and sent == pytest.approx(losses)
+    assert any("eval/mlm_loss" in values for step, values in logged if step == 2)
 
 
 @pytest.mark.ci
@@ -187,25 +181,12 @@ def test_fill_mask_prints_the_most_probable_pieces(capfd, workdir):
         assert 0 < sum(probabilities) <= 100
 
 
-def test_fill_mask_rejects_invalid_arguments(capfd, workdir, tmp_path):
-    for checkpoint, arguments, message in (
-        (workdir, ["a [MASK]", "--top=0"], "0 is out of range"),
-        (workdir, ["nothing to fill"], "no [MASK] in 'nothing to fill'"),
-        (tmp_path, ["a [MASK]"], f"no checkpoint at {tmp_path}"),
+def test_fill_mask_rejects_invalid_arguments(capfd, workdir):
+    for arguments, message in (
+        (["a [MASK]", "--top=0"], "0 is out of range"),
+        (["nothing to fill"], "no [MASK] in 'nothing to fill'"),
     ):
-        assert message in refused(capfd, "fill_mask", "--checkpoint", checkpoint, *arguments)
-
-
-def test_checkpoint_whose_vocabulary_differs_from_the_data_is_rejected(capfd, corpus, workdir, tmp_path):
-    pieces = (corpus / "vocab.txt").read_text().split("\n")[:-1]
-    (tmp_path / "vocab.txt").write_text("\n".join([*pieces[:5], *reversed(pieces[5:])]) + "\n")
-    other = tmp_path / "corpus"
-    arguments = ["--input", f"text:{corpus.parent}/text.txt", "--vocab", tmp_path / "vocab.txt", "--heldout", 0.1]
-    printed(capfd, "prepare", *arguments, "--output", other)
-    config = ["--config", f"{TINY},corpus={other},seq_len=16"]
-    assert "differs from the data's vocabulary" in refused(capfd, "evaluate", "--checkpoint", workdir, *config)
-    code, error = failure(capfd, "train", *config, "--workdir", tmp_path / "run", "--init_from", workdir)
-    assert code == 2 and "differs from the data's vocabulary" in error
+        assert message in refused(capfd, "fill_mask", "--checkpoint", workdir, *arguments)
 
 
 def test_run_resumes_if_its_initial_checkpoint_was_removed(capfd, corpus, workdir, tmp_path):
