@@ -9,15 +9,12 @@ rounds on this machine, in `ms`.
 
 import functools
 import json
-import math
-import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measuring import parser_of
+from measuring import best_seconds, parser_of
 
 RATE = 0.1
 # Values: (`jax.random` implementation, bits per element). The implementation "" is the hash that bertjax uses.
@@ -52,18 +49,6 @@ def forward_and_backward(
     return out, vjp(out * y)[0]
 
 
-def time_steps(steps: dict[str, Callable], arrays: tuple[Any, ...], rounds: int) -> dict[str, float]:
-    """Returns the best time of each step in seconds. Compilation only slows the first of several rounds."""
-    seconds = dict.fromkeys(steps, math.inf)
-    compiled = {source: jax.jit(step) for source, step in steps.items()}
-    for _ in range(rounds + 1):
-        for source, step in compiled.items():
-            start = time.perf_counter()
-            jax.block_until_ready(step(*arrays))
-            seconds[source] = min(seconds[source], time.perf_counter() - start)
-    return seconds
-
-
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--shape", type=int, nargs="+", required=True, help="shape of the array")
@@ -71,8 +56,9 @@ def main() -> None:
     args = parser.parse_args()
     x, y = (jnp.ones(args.shape) for _ in range(2))
     arrays = x, y, jnp.arange(4, dtype=jnp.uint32)
-    steps = {label: functools.partial(forward_and_backward, make_dropout(*source)) for label, source in SOURCES.items()}
-    for label, seconds in time_steps(steps, arrays, args.rounds).items():
+    step = jax.jit(forward_and_backward, static_argnums=0)
+    steps = {label: functools.partial(step, make_dropout(*source), *arrays) for label, source in SOURCES.items()}
+    for label, seconds in best_seconds(steps, args.rounds).items():
         print(json.dumps({"source": label, "ms": round(1000 * seconds, 2)}))
 
 

@@ -14,20 +14,17 @@ autocast). The programs run in turns, each in its own process. Each line has the
 
 import argparse
 import json
-import statistics
-import sys
 import tempfile
-import time
 from pathlib import Path
 
-from measuring import BERTJAX, parser_of, run
+from measuring import BERTJAX, in_new_process, parser_of, pytorch_step_seconds, run
 from published import published_checkpoint
 
 DTYPES = ("bfloat16", "float32")
 
 
-def sentence_transformers_step(args: argparse.Namespace) -> None:
-    """Prints the median seconds of a step; two warm-up steps do not count."""
+def sentence_transformers_seconds(args: argparse.Namespace, pairs: Path, dtype: str) -> float:
+    """Returns the median seconds of a step."""
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import losses
@@ -39,25 +36,17 @@ def sentence_transformers_step(args: argparse.Namespace) -> None:
         loss_of = losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=args.chunk)
     else:
         loss_of = losses.MultipleNegativesRankingLoss(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5, weight_decay=0.01, eps=1e-6)
-    columns = zip(*(line.split("\t") for line in Path(args.pairs).read_text().splitlines()[1:]), strict=True)
+    columns = zip(*(line.split("\t") for line in pairs.read_text().splitlines()[1:]), strict=True)
     features = []
     for texts, length in zip(columns, (args.query_len, args.seq_len), strict=True):
         model.max_seq_length = length
         features.append(batch_to_device(model.preprocess([*texts]), device))
     labels = torch.zeros(args.batch, device=device)
-    seconds = []
-    for _ in range(args.steps + 2):
-        start = time.perf_counter()
-        with torch.autocast(device, torch.bfloat16, enabled=args.sentence_transformers == "bfloat16"):
-            loss = loss_of([dict(column) for column in features], labels)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        loss.item()  # Wait for the device.
-        seconds.append(time.perf_counter() - start)
-    print(json.dumps({"seconds_per_step": statistics.median(seconds[2:])}))
+
+    def step_loss() -> torch.Tensor:
+        return loss_of([dict(column) for column in features], labels)
+
+    return pytorch_step_seconds(step_loss, model.parameters(), args.steps, dtype, lr=2e-5, eps=1e-6)
 
 
 def main() -> None:
@@ -69,11 +58,7 @@ def main() -> None:
     parser.add_argument("--seq_len", type=int, default=96, help="maximum tokens of a positive (default: 96)")
     parser.add_argument("--steps", type=int, default=8, help="timed steps per turn (default: 8)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each program and dtype (default: 3)")
-    parser.add_argument("--sentence_transformers", choices=DTYPES, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.sentence_transformers:
-        sentence_transformers_step(args)
-        return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "pairs.tsv")
         header, *lines = Path(args.pairs).read_text().splitlines()
@@ -91,14 +76,13 @@ def main() -> None:
         flags = [f"--config.{name}={value}" for name, value in fields.items()]
         step = (*BERTJAX, "bench", "step", "--json", f"--steps={args.steps}")
         step += (f"--config=embed:train={file},size=L6_H384", *flags)
-        own = (sys.executable, __file__, *sys.argv[1:], f"--pairs={file}")
-        commands = {("bertjax", dtype): (*step, f"--config.model.dtype={dtype}") for dtype in DTYPES}
-        for dtype in DTYPES:
-            commands["sentence-transformers", dtype] = (*own, f"--sentence_transformers={dtype}")
         for _ in range(args.rounds):
-            for (system, dtype), command in commands.items():
-                seconds = json.loads(run(*command)[0].splitlines()[-1])["seconds_per_step"]
-                print(f"{system} {dtype} {seconds:.3f} s", flush=True)
+            for dtype in DTYPES:
+                output = run(*step, f"--config.model.dtype={dtype}")[0]
+                print(f"bertjax {dtype} {json.loads(output.splitlines()[-1])['seconds_per_step']:.3f} s", flush=True)
+            for dtype in DTYPES:
+                seconds = in_new_process(sentence_transformers_seconds, args, file, dtype)
+                print(f"sentence-transformers {dtype} {seconds:.3f} s", flush=True)
 
 
 if __name__ == "__main__":

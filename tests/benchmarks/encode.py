@@ -8,29 +8,24 @@ and padded to the longest. Each measurement runs in a separate process, and excl
 `--systems`, also times bertjax in bfloat16, and sentence-transformers in both dtypes with its default batches of 32.
 """
 
-import argparse
 import functools
-import sys
 import time
 
 import numpy as np
-from measuring import parser_of, run
+from measuring import in_new_process, parser_of
 from published import published_checkpoint
 
 
-def encode_bertjax(texts: list[str], dtype: str = "float32") -> np.ndarray:
-    """Returns the embeddings of bertjax [N, D], and prints the seconds."""
+def bertjax_seconds(texts: list[str], dtype: str = "float32") -> float:
     import bertjax
 
     bert = bertjax.load(published_checkpoint(), dtype=dtype)
     start = time.perf_counter()
-    vectors = bert.encode(texts, pooling="mean").pooled
-    print(f"bertjax {dtype} {time.perf_counter() - start:.2f} s")
-    return vectors
+    bert.encode(texts, pooling="mean")
+    return time.perf_counter() - start
 
 
-def encode_transformers(texts: list[str]) -> np.ndarray:
-    """Returns the embeddings of transformers [N, D], and prints the seconds."""
+def transformers_seconds(texts: list[str]) -> float:
     import torch
     import transformers
 
@@ -46,28 +41,29 @@ def encode_transformers(texts: list[str]) -> np.ndarray:
             batch = tokenizer([texts[i] for i in indices], padding=True, truncation=True, return_tensors="pt")
             mask = batch["attention_mask"][..., None].float()
             vectors[indices] = ((model(**batch).last_hidden_state * mask).sum(1) / mask.sum(1)).numpy()
-    print(f"transformers {time.perf_counter() - start:.2f} s")
-    return vectors
+    return time.perf_counter() - start
 
 
-def encode_sentence_transformers(texts: list[str], dtype: str = "float32") -> np.ndarray:
-    """Returns the normalized embeddings of sentence-transformers [N, D], and prints the seconds."""
+def sentence_transformers_seconds(texts: list[str], dtype: str = "float32") -> float:
     import sentence_transformers
 
     options = {"dtype": dtype}
     model = sentence_transformers.SentenceTransformer(published_checkpoint(), device="cpu", model_kwargs=options)
     start = time.perf_counter()
-    vectors = model.encode(texts)
-    print(f"sentence-transformers {dtype} {time.perf_counter() - start:.2f} s")
-    return vectors
+    model.encode(texts)
+    return time.perf_counter() - start
 
 
+# Printed name, and function that returns the seconds to encode texts.
 SYSTEMS = {
-    "bertjax": encode_bertjax,
-    "transformers": encode_transformers,
-    "bfloat16": functools.partial(encode_bertjax, dtype="bfloat16"),
-    "sentence_transformers": encode_sentence_transformers,
-    "sentence_transformers_bfloat16": functools.partial(encode_sentence_transformers, dtype="bfloat16"),
+    "bertjax": ("bertjax float32", bertjax_seconds),
+    "transformers": ("transformers", transformers_seconds),
+    "bfloat16": ("bertjax bfloat16", functools.partial(bertjax_seconds, dtype="bfloat16")),
+    "sentence_transformers": ("sentence-transformers float32", sentence_transformers_seconds),
+    "sentence_transformers_bfloat16": (
+        "sentence-transformers bfloat16",
+        functools.partial(sentence_transformers_seconds, dtype="bfloat16"),
+    ),
 }
 
 
@@ -76,15 +72,12 @@ def main() -> None:
     parser.add_argument("--texts", required=True, help="file with one text per line")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=["bertjax", "transformers"])
-    parser.add_argument("--system", choices=SYSTEMS, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.system:
-        with open(args.texts, encoding="utf-8") as file:
-            SYSTEMS[args.system]([line.rstrip("\n") for line in file])
-        return
+    with open(args.texts, encoding="utf-8") as file:
+        texts = [line.rstrip("\n") for line in file]
     for _ in range(args.rounds):
-        for system in args.systems:
-            print(run(sys.executable, __file__, "--texts", args.texts, "--system", system)[0], end="", flush=True)
+        for name, seconds_of in (SYSTEMS[system] for system in args.systems):
+            print(f"{name} {in_new_process(seconds_of, texts):.2f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -28,14 +28,12 @@ class InstructionCost:
       hbm_bytes: bytes read from and written to main memory.
       times: execution count.
       source: name of the traced JAX operation.
-      name: name in the HLO text.
     """
 
     flops: float
     hbm_bytes: float
     times: int
     source: str
-    name: str = ""
 
 
 def instruction_costs(program: Program) -> list[InstructionCost]:
@@ -46,7 +44,6 @@ def instruction_costs(program: Program) -> list[InstructionCost]:
             times * _hbm_bytes(program, computation, instruction),
             times,
             instruction.source,
-            instruction.name,
         )
         for computation, instruction, times in program.scheduled()
         if instruction.opcode not in _FREE

@@ -6,13 +6,12 @@ Both batches have 8,192 tokens. The stack has three layers, all of them local, i
 """
 
 import functools
-import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measuring import parser_of
+from measuring import best_seconds, parser_of
 
 from bertjax.convert.modernbert import MODERNBERT
 from bertjax.model.config import Architecture, ModelConfig
@@ -33,21 +32,14 @@ def main() -> None:
     model = dict(MODERNBERT.values) | {"vocab_size": _VOCAB_SIZE, "num_hidden_layers": 3, "intermediate_size": 1152}
     for dtype in ("float32", "bfloat16"):
         config = ModelConfig(**{**model, "max_position_embeddings": _TOKENS}, dtype=dtype)
-        encoder, times = Encoder(config), {}
+        encoder, steps = Encoder(config), {}
         for length in (1024, _TOKENS):
             ids = np.random.default_rng(0).integers(5, _VOCAB_SIZE, (_TOKENS // length, length), np.int32)
             inputs = ids, np.zeros_like(ids), np.ones_like(ids)
             params = jax.jit(encoder.init)(jax.random.key(0), *inputs)
-
             step = jax.jit(jax.grad(functools.partial(_loss, encoder, inputs)))
-            jax.block_until_ready(step(params))
-            times[length] = (step, params, [])
-        for _ in range(rounds):
-            for step, params, seconds in times.values():
-                start = time.perf_counter()
-                jax.block_until_ready(step(params))
-                seconds.append(time.perf_counter() - start)
-        short, long = (min(seconds) for _, _, seconds in times.values())
+            steps[length] = functools.partial(step, params)
+        short, long = best_seconds(steps, rounds).values()
         print(f"{dtype}: {short:.2f} s in rows of 1,024, {long:.2f} s in rows of 8,192: {long / short:.2f}", flush=True)
 
 

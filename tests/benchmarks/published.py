@@ -12,16 +12,14 @@ and evaluation, divided by their number. Each line of the log is one run; the sa
 and system that lack a seed.
 """
 
-import argparse
 import importlib.util
 import json
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from measuring import BERTJAX, parser_of, run
+from measuring import BERTJAX, in_new_process, parser_of, run
 
 # For each task, its experiment with arguments, its metric and further overrides.
 TASKS = {
@@ -71,8 +69,11 @@ def run_bertjax(task: str, seeds: int, path: str) -> list[float]:
 
 def run_transformers(task: str, seeds: int, path: str) -> list[float]:
     """Fine-tunes with PyTorch in another process and returns the metric of each seed on the dev set."""
-    output = run(sys.executable, __file__, "--pytorch", task, "--restarts", str(seeds), "--data", path)[0]
-    return [float(line) for line in output.splitlines()[-seeds:]]
+    return in_new_process(_train_seeds, task, seeds, path)
+
+
+def _train_seeds(task: str, seeds: int, path: str) -> list[float]:
+    return [train_pytorch(task, seed, path) for seed in range(seeds)]
 
 
 def train_pytorch(task_name: str, seed: int, path: str) -> float:
@@ -185,16 +186,10 @@ def main() -> None:
     parser.add_argument("--ner", help="folder of CoNLL-2003")
     parser.add_argument("--squad", help="folder of SQuAD 1.1")
     parser.add_argument("--restarts", type=int, default=3)
-    parser.add_argument("--log", type=Path)
+    parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--device", default="CPU", help="name of the hardware, for the log")
     parser.add_argument("--table", action="store_true", help="print the table of a log")
-    parser.add_argument("--pytorch", choices=TASKS, help=argparse.SUPPRESS)
-    parser.add_argument("--data", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.pytorch:
-        for seed in range(args.restarts):
-            print(train_pytorch(args.pytorch, seed, args.data), flush=True)
-        return
     done = [json.loads(line) for line in args.log.read_text().splitlines()] if args.log.exists() else []
     finished = {(line["task"], line["system"], line["seed"]) for line in done}
     for task in args.tasks:

@@ -13,14 +13,12 @@ and fused AdamW. bertjax uses its defaults. The programs run in turns, each in i
 median step. Needs the extra `parity`.
 """
 
-import argparse
 import json
 import statistics
-import sys
-import time
 from pathlib import Path
+from typing import Any
 
-from measuring import BERTJAX, parser_of, run
+from measuring import BERTJAX, in_new_process, parser_of, pytorch_step_seconds, run
 
 from bertjax.model.config import ModelConfig, size_fields
 from bertjax.model.flops import flops_per_position
@@ -30,8 +28,8 @@ SIZES = ("tiny", "mini", "small", "medium", "base", "large")
 VOCAB_SIZE = 30_522
 
 
-def pytorch(size: str, rows: int, seq_len: int, steps: int, num_masked: int, dtype: str) -> None:
-    """Prints the median tokens/s of Hugging Face's model as JSON; two warm-up steps do not count.
+def pytorch(size: str, rows: int, seq_len: int, steps: int, num_masked: int, dtype: str) -> dict[str, Any]:
+    """Returns the median tokens/s of Hugging Face's model, and a description of the setup.
 
     `num_masked` is the number of positions per row whose logits are computed (0: all).
     """
@@ -43,7 +41,6 @@ def pytorch(size: str, rows: int, seq_len: int, steps: int, num_masked: int, dty
     device = "cuda" if on_gpu else "cpu"
     config = BertConfig(vocab_size=VOCAB_SIZE, **size_fields(size))
     model = BertForPreTraining(config).train().to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=on_gpu)
     ids = torch.randint(1000, VOCAB_SIZE, (rows, seq_len), device=device)
     segments = (torch.arange(seq_len, device=device) >= seq_len // 2) * ids.sign()
     next_sentence = torch.randint(0, 2, (rows,), device=device)
@@ -59,23 +56,12 @@ def pytorch(size: str, rows: int, seq_len: int, steps: int, num_masked: int, dty
         )
 
     forward = torch.compile(loss_of) if on_gpu else loss_of
-    seconds = []
-    for _ in range(steps + 2):
-        start = time.perf_counter()
-        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
-            loss = forward()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        if on_gpu:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
+    seconds = pytorch_step_seconds(forward, model.parameters(), steps, dtype, lr=1e-4, fused=on_gpu)
     setup = f"{dtype}, attention {config._attn_implementation}, {torch.get_num_threads()} threads"
     if on_gpu:
         memory = torch.cuda.max_memory_allocated() / 2**30
         setup = f"{dtype}, attention {config._attn_implementation}, torch.compile, {memory:.1f} GiB"
-    print(json.dumps({"tokens_per_second": rows * seq_len / statistics.median(seconds[2:]), "setup": setup}))
+    return {"tokens_per_second": rows * seq_len / seconds, "setup": setup}
 
 
 def main() -> None:
@@ -86,13 +72,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6, help="timed steps per turn (default: 6)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each framework (default: 3)")
     parser.add_argument("--all_positions", action="store_true", help="PyTorch computes the logits of every token")
-    parser.add_argument("--pytorch", choices=("float32", "bfloat16"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     num_masked = experiment_config(f"pretrain:seq_len={args.seq_len}", []).resolved_phases[0].max_predictions
     num_pytorch = 0 if args.all_positions else num_masked
-    if args.pytorch:
-        pytorch(args.size, args.rows, args.seq_len, args.steps, num_pytorch, args.pytorch)
-        return
     model = ModelConfig(vocab_size=VOCAB_SIZE, **size_fields(args.size))
     for name, number in (("bertjax", num_masked), ("PyTorch", num_pytorch or args.seq_len)):
         flops = args.rows * args.seq_len * flops_per_position(model, args.seq_len, number)
@@ -100,13 +82,13 @@ def main() -> None:
     dtypes = ("bfloat16",) if Path("/dev/nvidiactl").exists() else ("float32", "bfloat16")
     step = (*BERTJAX, "bench", "step", "--json", f"--steps={args.steps}", f"--config.data.batch_size={args.rows}")
     config = (f"--config=pretrain:size={args.size},seq_len={args.seq_len}", f"--config.model.vocab_size={VOCAB_SIZE}")
-    commands = [[*step, *config]]
-    commands += [[sys.executable, __file__, *sys.argv[1:], "--pytorch", dtype] for dtype in dtypes]
     ratios = []
     for _ in range(args.rounds):
-        results = []
-        for command in commands:
-            results.append(json.loads(run(*command)[0].splitlines()[-1]))
+        results = [json.loads(run(*step, *config)[0].splitlines()[-1])]
+        print(json.dumps(results[0]), flush=True)
+        for dtype in dtypes:
+            sizes = (args.size, args.rows, args.seq_len, args.steps, num_pytorch)
+            results.append(in_new_process(pytorch, *sizes, dtype))
             print(json.dumps(results[-1]), flush=True)
         speeds = [result["tokens_per_second"] for result in results]
         ratios.append(speeds[0] / max(speeds[1:]))
