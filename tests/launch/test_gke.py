@@ -13,14 +13,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 SCHEMAS = {file.stem: json.loads(file.read_text()) for file in (Path(__file__).parent / "schemas").glob("*.json")}
 IMAGE = "us-docker.pkg.dev/p/bertjax/tpu:1"
-COMMAND = [
-    "bertjax",
-    "train",
-    "--config",
-    'pretrain:corpus=gs://b/"c",d=\\e\t${name} é',
-    "--workdir",
-    "gs://b/runs: #1",
-]
+COMMAND = ["bertjax", "train", "--config", 'pretrain:corpus=gs://b/"c",d=\\e\t${name} é', "gs://b/runs: #1"]
 OPTIONS = ["--accelerator=tpu-v5p-slice", "--topology=4x4x8", f"--image={IMAGE}"]
 
 
@@ -38,11 +31,6 @@ def manifests(*options: str) -> list[dict]:
 @pytest.fixture(scope="module")
 def one_slice() -> list[dict]:
     return manifests()
-
-
-@pytest.fixture(scope="module")
-def four_slices() -> list[dict]:
-    return manifests("--slices=4", "--queue=tpus", "--namespace=research", "--service-account=trainer")
 
 
 def validate(document: dict, schema: str) -> None:
@@ -69,7 +57,8 @@ def test_invalid_options_exit_with_2(options, message):
     assert process.returncode == 2 and message in process.stderr and not process.stdout
 
 
-def test_options_reach_the_manifest(one_slice, four_slices):
+def test_options_reach_the_manifest(one_slice):
+    four_slices = manifests("--slices=4", "--queue=tpus", "--namespace=research", "--service-account=trainer")
     for (account, jobset), slices, name in ((one_slice, 1, "bertjax"), (four_slices, 4, "trainer")):
         validate(jobset, "jobset")
         (job,) = jobset["spec"]["replicatedJobs"]

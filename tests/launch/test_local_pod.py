@@ -1,6 +1,5 @@
 """launch/local_pod.sh starts processes, forwards output and signals, and chooses the exit status."""
 
-import os
 import signal
 import subprocess
 from pathlib import Path
@@ -42,13 +41,8 @@ def test_wrong_usage_prints_usage(arguments):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_reach_all_processes_as_sigterm(number):
     command = "trap 'kill $!; echo saved; exit 42' TERM; echo ready; sleep 60 & wait $!"
-    process = subprocess.Popen(
-        [SCRIPT, "-n", "2", "--", "bash", "-c", command],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ,
-        start_new_session=True,
-    )
+    command = [SCRIPT, "-n", "2", "--", "bash", "-c", command]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
     process.send_signal(number)
     output, _ = process.communicate(timeout=30)

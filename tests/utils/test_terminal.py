@@ -1,25 +1,19 @@
 """Tests of progress that is logged as lines, because standard error is not a terminal."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from bertjax.utils import terminal
 from bertjax.utils.terminal import configure_logging
 
 
-class _Clock:
-    """Replacement of tqdm's clock."""
-
-    seconds = 0
-
-    def __call__(self):
-        return self.seconds
-
-
 @pytest.fixture
 def clock(monkeypatch):
+    """Replaces tqdm's clock. Returns an object whose attribute `seconds` is the time."""
     configure_logging()
-    clock = _Clock()
-    monkeypatch.setattr("tqdm.std.time", clock)
+    clock = SimpleNamespace(seconds=0)
+    monkeypatch.setattr("tqdm.std.time", lambda: clock.seconds)
     return clock
 
 
