@@ -61,10 +61,7 @@ INVALID_CONFIGS = [
     ("{TINY} --config.model=3", "unknown field 'model'; use one of attention, "),
     ("{TINY} --config.mesh.data=-2", "config.mesh.data is -2; it must be at least -1"),
     ("{TINY} --config.data.objective=nosuch", "config.data.objective is 'nosuch'; use one of nsp, "),
-    (
-        "{TINY} --config.model.hidden_dropout_prob=0.999999",
-        "0.999999; it must be at most 0.9999",
-    ),
+    ("{TINY} --config.model.hidden_dropout_prob=0.999999", "0.999999; it must be at most 0.9999"),
     ("{TINY} --config.task=nosuch", "config.task=nosuch cannot be overridden"),
     ("{TINY} --config.seed", "--config.seed has no value"),
     ("{TINY} stray word", "unknown argument stray; set config fields with --config.FIELD=VALUE, or see"),

@@ -41,8 +41,6 @@ def test_reproduce_fills_a_table_from_released_checkpoints(inputs, capfd):
     hours, minutes, seconds, chip_hours, cost = map(float, re.match(pattern, out.splitlines()[-1]).groups())
     assert chip_hours == pytest.approx(4 * (hours + minutes / 60 + seconds / 3600), rel=0.01) and chip_hours > 1
     assert cost == pytest.approx(1.2 * chip_hours, rel=0.01)
-    for option, message in (("--mfu=0", "0.0 is out of range"), ("--topology=v5e", "invalid --topology 'v5e'")):
-        assert message in refused(capfd, *plan, option)
     done = json.loads(printed(capfd, "reproduce", config, results).splitlines()[-1])["done"]
     base, large = (runs.load_released(str(inputs / name)).fingerprint for name in ("base", "large"))
     assert base != large and sorted(done) == sorted([f"cola/base-{base[:8]}", f"cola/large-{large[:8]}"])
@@ -90,9 +88,3 @@ def test_commit_of_a_hugging_face_checkpoint_is_recorded_in_the_config(inputs, t
         loaded = runs.load_released(f"hf:org/bert@{commit}")
         assert loaded.fingerprint == runs.load_released(str(inputs / "base")).fingerprint
         assert saved_fingerprint(find_checkpoint(loaded.path)) == loaded.fingerprint
-
-
-@pytest.mark.parametrize("table", ["table5", "table6", "table8"])
-def test_tables_of_pretraining_runs_refuse_released_checkpoints(table, inputs, capfd):
-    message = refused(capfd, "reproduce", f"--config=tables/{table}:base={inputs}/base", f"--results={inputs}/results")
-    assert "unknown config argument 'base'; use one of scale, corpus, glue" in message

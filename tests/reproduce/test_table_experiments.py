@@ -231,8 +231,6 @@ def test_rows_of_the_modern_table_change_only_the_settings_that_they_name_at_equ
     assert changes["geglu"] - schedule == {"model.gated_mlp", width}
     assert changes["best_rotary_geglu"] == changes["rotary"] | changes["geglu"]
     assert changes["masks_30"] == {"data.masking.rate", *schedule} and changes["no_nsp"] == {"data.objective"}
-    steps = [experiment_config(run.config, run.overrides).steps for run in (starts["masks_30", "1"], bert)]
-    assert 0.8 < steps[0] / steps[1] < 0.98
     for local, full in (("local_512", "bert_512"), ("rotary_local_512", "rotary_512")):
         assert changed_fields(starts[local, "1"], starts[full, "1"]) - schedule == {"model.local_attention"}
     sizes = [run.model.intermediate_size for run in (bert, best)]
