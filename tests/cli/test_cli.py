@@ -168,13 +168,6 @@ def test_shortened_listed_and_quoted_texts_are_short(text, pattern):
     assert re.fullmatch(pattern, text) and len(text) < 1200
 
 
-@pytest.mark.parametrize("command", ["convert {loop} out", "fill_mask --checkpoint={loop} [MASK]"])
-def test_error_for_a_link_to_itself_is_one_line(tmp_path, capfd, command):
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    _, error = failure(capfd, *command.format(loop=tmp_path / "loop").split())
-    assert re.fullmatch("bertjax: .*loop.*\n", error)
-
-
 def test_debug_log_level_prints_the_traceback(capfd):
     code, error = failure(capfd, "describe", "--config", "nosuch.py", "--log_level=debug")
     assert code == 2 and "Traceback" in error
