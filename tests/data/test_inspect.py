@@ -1,6 +1,7 @@
 """Tests of batches formatted as text and saved as `.npz` files."""
 
 import os
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -31,24 +32,21 @@ def test_masked_row_shows_tokens_and_originals(vocabulary):
 
 
 def test_packed_row_shows_each_pair(vocabulary):
-    cls, sep, mask = vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id
+    cls, sep = vocabulary.cls_id, vocabulary.sep_id
     batch = {
-        "input_ids": np.array([[cls, 13, sep, 17, sep, cls, mask, sep, 18, 19, sep, 0]]),
+        "input_ids": np.array([[cls, 13, sep, 17, sep, cls, 22, sep, 18, 19, sep, 0]]),
         "sequence_ids": np.array([[1] * 5 + [2] * 6 + [0]]),
         "segment_ids": np.array([[0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1, 0]]),
-        "masked_lm_positions": np.array([[3, 6, 0]]),
-        "masked_lm_ids": np.array([[17, 22, 0]]),
-        "masked_lm_weights": np.array([[1, 1, 0.0]]),
         "next_sentence_labels": np.array([[0, 1, -1]]),
     }
     assert format_row(batch, 0, vocabulary, ("IsNext", "NotNext")).splitlines() == [
-        "11 tokens + 1 padding, 2 predictions",
+        "11 tokens + 1 padding",
         "sequence 0, 5 tokens",
         "A: [CLS] p13 [SEP]",
-        "B: p17 (kept) [SEP]",
+        "B: p17 [SEP]",
         "label: IsNext",
         "sequence 1, 6 tokens",
-        "A: [CLS] [MASK]←p22 [SEP]",
+        "A: [CLS] p22 [SEP]",
         "B: p18 p19 [SEP]",
         "label: NotNext",
     ]
@@ -122,25 +120,13 @@ def test_npz_stacks_the_batches_of_each_phase(tmp_path):
         }
 
 
-def test_npz_does_not_replace_a_pipe_and_needs_an_existing_folder(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
+def test_npz_replaces_only_files_and_only_if_it_is_complete(tmp_path, monkeypatch):
+    pipe, file = tmp_path / "pipe", tmp_path / "batches.npz"
+    os.mkfifo(pipe)
     with pytest.raises(UsageError, match="exists and is not a file"):
-        write_batches(example_batches(4, 1), tmp_path / "pipe")
-    assert not (tmp_path / "pipe").is_file()
-    with pytest.raises(BertjaxError, match="No such file"):
-        write_batches(example_batches(4, 1), tmp_path / "missing" / "x.npz")
-
-
-def test_npz_is_written_atomically(tmp_path, monkeypatch):
-    path = tmp_path / "batches.npz"
-    path.write_text("what was there")
-
-    def full(file, **_):
-        file.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(np, "savez", full)
+        write_batches(example_batches(4, 1), pipe)
+    file.write_text("old")
+    monkeypatch.setattr(np, "savez", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(BertjaxError, match="batches.npz: No space left"):
-        write_batches(example_batches(4, 1), path)
-    assert [file.name for file in tmp_path.iterdir()] == ["batches.npz"]
-    assert path.read_text() == "what was there"
+        write_batches(example_batches(4, 1), file)
+    assert not pipe.is_file() and file.read_text() == "old"

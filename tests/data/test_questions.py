@@ -30,10 +30,9 @@ def read(tmp_path, content, training=True, name="train.json", **options):
     return read_questions(path, stats, training, **options), stats
 
 
-@pytest.mark.parametrize("name", ["train.json", "train.json.xz"])
-def test_questions_of_both_squad_versions_are_read(tmp_path, name):
+def test_questions_of_both_squad_versions_are_read_also_if_compressed(tmp_path):
     content = squad(qa("1", "Ann", 0), {"id": "2", "question": "q", "answers": [], "is_impossible": True})
-    questions, stats = read(tmp_path, content, name=name)
+    questions, stats = read(tmp_path, content, name="train.json.xz")
     assert [(q.id, q.answers, q.answer_start) for q in questions] == [("1", ("Ann",), 0), ("2", (), -1)]
     assert (stats.read, stats.used) == (2, 2)
 
@@ -42,21 +41,19 @@ PARIS = "\U0001f600 Jo  Smith lives\nin Paris, Paris. Caf\u00e9"
 
 
 @pytest.mark.parametrize(
-    "answer, start, found",
+    "answer, start, found, found_at",
     [
-        # The offset is inside the answer, or in the space before it.
-        ("Jo", 1, "Jo"),
-        ("Paris", 22, "Paris"),
-        ("Smith", 8, "Smith"),
+        # The offset is inside the answer, or in the space before it. The nearest occurrence is the answer.
+        ("Paris", 22, "Paris", 21),
+        ("Paris", 27, "Paris", 28),
         # Whitespace around the answer, and between its words.
-        (" lives in ", 12, "lives\nin"),
-        ("Jo Smith", 2, "Jo  Smith"),
+        (" lives in ", 12, "lives\nin", 12),
+        ("Jo Smith", 2, "Jo  Smith", 2),
     ],
 )
-@pytest.mark.parametrize("training", [True, False])
-def test_answer_near_its_offset_is_found_and_counted(answer, start, found, training, tmp_path):
-    (question,), stats = read(tmp_path, squad(qa("1", answer, start), context=PARIS), training)
-    assert question.answers == (found,) and PARIS[question.answer_start :].startswith(found)
+def test_answer_near_its_offset_is_found_and_counted(answer, start, found, found_at, tmp_path):
+    (question,), stats = read(tmp_path, squad(qa("1", answer, start), context=PARIS))
+    assert (question.answers, question.answer_start) == ((found,), found_at)
     assert stats.noted == {"whose answer_start was corrected": {"rows": 1, "first": "question 1"}}
 
 
@@ -68,18 +65,9 @@ def test_offset_in_utf16_units_or_bytes_is_found(encoding, unit_bytes, tmp_path)
     assert question.answer_start == len(before) and stats.noted["whose answer_start was corrected"]["rows"] == 1
 
 
-@pytest.mark.parametrize(
-    "context, answer, start, found_at",
-    [
-        # The nearest occurrence is the answer.
-        ("Paris,Paris in", "Paris", 5, 6),
-        # An unpaired surrogate counts as one character.
-        ("ab\ud83d. Bob", "Bob", 5, 5),
-    ],
-)
-def test_answer_start_is_an_offset_in_the_context_that_is_read(context, answer, start, found_at, tmp_path):
-    (question,), _ = read(tmp_path, squad(qa("1", answer, start), context=context))
-    assert question.answer_start == found_at and question.context.replace("\ufffd", "\ud83d") == context
+def test_unpaired_surrogate_in_the_context_counts_as_one_character(tmp_path):
+    (question,), _ = read(tmp_path, squad(qa("1", "Bob", 5), context="ab\ud83d. Bob"))
+    assert (question.answer_start, question.context) == (5, "ab\ufffd. Bob")
 
 
 @pytest.mark.parametrize(
@@ -132,11 +120,8 @@ _MISSING = "whose field answers is missing"
 @pytest.mark.parametrize(
     "fields, all_answerable, reason",
     [
-        *(
-            (fields, all_answerable, _MISSING)
-            for fields in ({}, {"answers": None}, {"answer": "Ann"}, {"answers": None, "is_impossible": False})
-            for all_answerable in (True, False)
-        ),
+        ({}, True, _MISSING),
+        ({"answers": None, "is_impossible": False}, False, _MISSING),
         # SQuAD 1.1 has no unanswerable questions.
         ({"answers": []}, True, "without an answer (only version=2.0 trains on them)"),
     ],
@@ -179,12 +164,8 @@ PLACE = "question 7 of entry 1, paragraph 1"
     [
         (squad(qa("1", "Ann", 0), qa("1", "Ann", 0)), "2 questions with the id '1'"),
         (squad(qa("7", "Ann", None)), f"{PLACE}: answer_start is None; use an integer"),
-        (squad(qa("7", "Ann", "x")), f"{PLACE}: .*'x'"),
         (squad(qa("7", "Ann", 0.5)), f"{PLACE}: answer_start is 0.5"),
         (squad(qa("7", 5, 0)), f"{PLACE}: "),
-        (squad(qa("7", "Ann", 0), context=None), f"{PLACE}: "),
-        (squad(qa("7", "Ann", 0) | {"question": 5}), f"{PLACE}: "),
-        (squad(qa("7", "Ann", 0) | {"answers": "Ann"}), f"{PLACE}: "),
         # MRQA.
         (
             [{"context": "c", "qas": [{"id": 7, "question": "q", "answers": ["c"]}]}],
@@ -193,9 +174,7 @@ PLACE = "question 7 of entry 1, paragraph 1"
         (squad(qa("7", "Ann", 0) | {"answers": {"text": ["Ann"], "answer_start": []}}), f"{PLACE}: "),
         (squad({"question": "q", "answers": []}), "entry 1, paragraph 1 has no field 'id'"),
         ([{"id": 7, "question": "q"}], f"{PLACE} has no field 'context'"),
-        ([{"story": "s", "questions": []}], "entry 1, paragraph 1 has no field 'id'"),
         ({"data": [{"paragraphs": None}]}, "entry 1: "),
-        ({"data": {"a": 1}}, "entry 1: "),
         ({"rows": []}, "data has no field 'data'"),
         ([5], "entry 1: "),
     ],

@@ -25,15 +25,10 @@ def test_truncated_lengths_equal_dropping_one_token_at_a_time():
     room = 21
     a, b = np.meshgrid(np.arange(1, 60), np.arange(1, 60))
     cut = truncate_pairs(spans(1000, a, 2000, b), room, random_bits(a.size))
-    for a_length, b_length, a_kept, b_kept in zip(
-        a.flat, b.flat, cut.a_length.numpy(), cut.b_length.numpy(), strict=True
-    ):
-        while a_length + b_length > room:
-            if a_length > b_length:
-                a_length -= 1
-            else:
-                b_length -= 1
-        assert (a_kept, b_kept) == (a_length, b_length)
+    for *lengths, a_kept, b_kept in zip(a.flat, b.flat, cut.a_length.numpy(), cut.b_length.numpy(), strict=True):
+        while sum(lengths) > room:
+            lengths[0 if lengths[0] > lengths[1] else 1] -= 1
+        assert [a_kept, b_kept] == lengths
     # A truncated span lies inside the original span.
     for start, first, length, kept in ((cut.a_start, 1000, a, cut.a_length), (cut.b_start, 2000, b, cut.b_length)):
         front = start.numpy() - first
@@ -56,7 +51,7 @@ def test_number_of_tokens_dropped_from_the_front_is_binomial():
     assert abs(np.corrcoef(cut.a_start, cut.b_start)[0, 1]) < 0.03
 
 
-def example_rows(vocabulary, rows: int, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+def example_rows(vocabulary, rows: int = 2000, seq_len: int = 40) -> tuple[np.ndarray, np.ndarray]:
     """Returns token ids with special tokens inside the text, and random row lengths."""
     rng = np.random.default_rng(0)
     ids = rng.integers(0, vocabulary.size, (rows, seq_len), np.int32)
@@ -67,31 +62,24 @@ def example_rows(vocabulary, rows: int, seq_len: int) -> tuple[np.ndarray, np.nd
     return ids, lengths
 
 
-def token_rows(ids, lengths) -> TokenRows:
-    """Returns rows of one span each."""
-    lengths = tf.convert_to_tensor(lengths)[:, None]
-    return TokenRows(
-        tf.convert_to_tensor(ids), *[None] * 3, starts=tf.zeros_like(lengths), lengths=lengths, labels=None
-    )
-
-
-def masked(vocabulary, masking, max_predictions, rows=2000):
-    seq_len = 40
-    ids, lengths = example_rows(vocabulary, rows, seq_len)
+def masked(vocabulary, masking, max_predictions, ids, lengths):
+    """Returns the masked ids, and the positions, original ids and weights of the predictions. A row has one span."""
+    rows, seq_len = ids.shape
     uniforms = np.random.default_rng(1).random((rows, seq_len + 2 * max_predictions), np.float32)
     choice, others = uniforms[:, :seq_len], uniforms[:, seq_len:]
-
     phase = Phase(seq_len, rows, max_predictions, 0, 1, masking=masking)
 
     # As in the input pipeline, the number of rows is not static.
     @tf.function(input_signature=[tf.TensorSpec([None, seq_len], tf.int32), tf.TensorSpec([None], tf.int32)])
     def mask(ids, lengths):
-        positions = choose_positions(token_rows(ids, lengths), tf.constant(choice), vocabulary, phase)
+        lengths = lengths[:, None]
+        token_rows = TokenRows(ids, *[None] * 3, starts=tf.zeros_like(lengths), lengths=lengths, labels=None)
+        positions = choose_positions(token_rows, tf.constant(choice), vocabulary, phase)
         return replace_tokens(ids, positions, tf.constant(others), vocabulary, masking)
 
     result = mask(ids, lengths)
     names = ("input_ids", "masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
-    return ids, lengths, *(result[name].numpy() for name in names)
+    return [result[name].numpy() for name in names]
 
 
 def expected_number(lengths, rate, max_predictions):
@@ -104,7 +92,8 @@ def test_number_of_masked_tokens_follows_the_rate_and_special_tokens_are_not_mas
     vocabulary, choice, rate, max_predictions
 ):
     masking = Masking(rate=rate, **choice)
-    ids, lengths, inputs, positions, originals, weights = masked(vocabulary, masking, max_predictions)
+    ids, lengths = example_rows(vocabulary)
+    inputs, positions, originals, weights = masked(vocabulary, masking, max_predictions, ids, lengths)
     used = weights == 1
     assert set(np.unique(weights)) <= {0.0, 1.0}
     chosen = np.zeros_like(ids, bool)
@@ -124,7 +113,8 @@ def test_number_of_masked_tokens_follows_the_rate_and_special_tokens_are_not_mas
 
 
 def test_ordinary_tokens_are_masked_with_equal_probability(vocabulary):
-    ids, lengths, _, positions, _, weights = masked(vocabulary, Masking(rate=0.2), 8, rows=20_000)
+    ids, lengths = example_rows(vocabulary, 20_000)
+    _, positions, _, weights = masked(vocabulary, Masking(rate=0.2), 8, ids, lengths)
     candidates = ~np.isin(ids, vocabulary.special_ids)
     chosen = np.zeros_like(ids)
     rows, columns = np.nonzero(weights)
@@ -136,7 +126,7 @@ def test_ordinary_tokens_are_masked_with_equal_probability(vocabulary):
 @pytest.mark.parametrize("probs", [(0.8, 0.1, 0.1), (1, 0, 0), (0.8, 0, 0.2), (0, 0.2, 0.8), (0, 0, 1)])
 def test_replacements_follow_the_mask_keep_and_random_probabilities(vocabulary, probs):
     masking = Masking(0.25, *probs)
-    _, _, inputs, positions, originals, weights = masked(vocabulary, masking, 10, rows=8000)
+    inputs, positions, originals, weights = masked(vocabulary, masking, 10, *example_rows(vocabulary, 8000))
     used = weights == 1
     seen = np.take_along_axis(inputs, positions, 1)[used]
     originals = originals[used]
@@ -154,7 +144,8 @@ def test_replacements_follow_the_mask_keep_and_random_probabilities(vocabulary, 
 def test_whole_words_are_masked_completely_and_within_the_limit(vocabulary):
     max_predictions = 8
     masking = Masking(rate=0.2, whole_word=True)
-    ids, lengths, _, positions, _, weights = masked(vocabulary, masking, max_predictions)
+    ids, lengths = example_rows(vocabulary)
+    _, positions, _, weights = masked(vocabulary, masking, max_predictions, ids, lengths)
     numbers = expected_number(lengths, 0.2, max_predictions)
     assert (weights.sum(axis=1) <= numbers).all()
     partly = both = 0
@@ -184,15 +175,12 @@ def test_whole_words_are_masked_completely_and_within_the_limit(vocabulary):
 
 def run_lengths(vocabulary, masking):
     """Returns the lengths of the runs of masked positions in long rows whose words are single pieces."""
-    rows, seq_len, max_predictions = 400, 256, 39
+    rows, seq_len = 400, 256
     words = np.setdiff1d(np.flatnonzero(~vocabulary.is_continuation), vocabulary.special_ids)
     ids = np.random.default_rng(0).choice(words, (rows, seq_len)).astype(np.int32)
-    uniforms = np.random.default_rng(1).random((rows, seq_len), np.float32)
-    lengths = np.full(rows, seq_len, np.int32)
-    phase = Phase(seq_len, rows, max_predictions, 0, 1, masking=masking)
-    positions = choose_positions(token_rows(ids, lengths), tf.constant(uniforms), vocabulary, phase)
+    _, positions, _, weights = masked(vocabulary, masking, 39, ids, np.full(rows, seq_len, np.int32))
     chosen = np.zeros((rows, seq_len + 2), int)
-    np.put_along_axis(chosen[:, 1:], positions.numpy(), 1, axis=1)
+    np.put_along_axis(chosen, 1 + np.where(weights > 0, positions, seq_len), 1, axis=1)
     chosen[:, -1] = 0
     starts, ends = (np.nonzero(np.diff(chosen) == change)[1] for change in (1, -1))
     return ends - starts

@@ -30,6 +30,8 @@ def read_rows(tmp_path, content: bytes | str, columns=("text", "label"), form="t
         # Separators at the end of a line are not fields.
         ("tsv", "text\tlabel\na\tpos\t\nb\tneg\t\n", [(2, "a", "pos"), (3, "b", "neg")]),
         ("csv", 'text,label\n"a, ""b""\nc",1\nd,0\n', [(2, 'a, "b"\nc', "1"), (4, "d", "0")]),
+        # A blank line is a row only in a table with one column.
+        ("csv", 'text,label\n"a\n\nb",x\n\n \nb,y\n', [(2, "a\n\nb", "x"), (7, "b", "y")]),
         # A space before a quote is not a part of the field.
         ("csv", '"text", "label"\n"a, b", "x"\nc, y\n', [(2, "a, b", "x"), (3, "c", "y")]),
         # The column `split` has numbers of folds.
@@ -81,8 +83,6 @@ def test_rows_that_an_annotator_rejected_or_ignored_are_not_used_for_training(tm
     path = tmp_path / "rows.jsonl"
     path.write_text(content)
     columns, stats = ["text", "label"], ReadStats("")
-    flags = [row.has_problem for row in read_table(path, columns, stats, keep_short=True)]
-    assert flags == [False, True, True]
     tagged = read_tagged_rows(read_table(path, columns, stats, keep_short=True), *columns, stats, keep_untagged=True)
     assert tagged.tags == [["x"], [""], [""]]
     assert len(read_rows(tmp_path, content, ["text", "answer"], form="jsonl")[0]) == 3
@@ -90,14 +90,7 @@ def test_rows_that_an_annotator_rejected_or_ignored_are_not_used_for_training(tm
 
 @pytest.mark.parametrize("form", ["tsv", "csv"])
 def test_blank_line_is_a_row_of_a_table_with_one_column(form, tmp_path):
-    assert read_rows(tmp_path, "text\na\n\nb\n", ["text"], form)[0] == [(2, "a"), (3, ""), (4, "b")]
-    assert read_rows(tmp_path, "text\ntext\n", ["text"], form)[0] == [(2, "text")]
-
-
-def test_blank_line_of_a_csv_file_with_several_columns_is_no_row(tmp_path):
-    content = 'text,label\n"a\n\nb",x\n\n \nb,y\n'
-    rows, stats = read_rows(tmp_path, content, ["text", "label"], "csv")
-    assert rows == [(2, "a\n\nb", "x"), (7, "b", "y")] and stats.read == 2
+    assert read_rows(tmp_path, "text\na\n\ntext\n", ["text"], form)[0] == [(2, "a"), (3, ""), (4, "text")]
 
 
 @pytest.mark.parametrize(
@@ -122,24 +115,12 @@ def test_irregular_rows_are_read_and_counted(form, content, row, reason, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("form", "content", "ignored"),
-    [
-        ("csv", "text,label,weight\na,1,2\n", "weight"),
-        ("csv", ",text,id,label\n0,a,1,pos\n", "a column without a name, id"),
-        ("jsonl", '{"text": "a", "label": 1, "weight": 2}\n', "weight"),
-    ],
+    ("form", "content"),
+    [("csv", ",text,id,label\n0,a,1,pos\n"), ("jsonl", '{"": 0, "text": "a", "label": 1, "id": 2}\n')],
 )
-def test_ignored_columns_are_named(form, content, ignored, tmp_path):
-    assert f"columns text, label (ignored: {ignored})" in read_rows(tmp_path, content, form=form)[1].summary()
-
-
-@pytest.mark.parametrize("newline", [b"\r", b"\n", b"\r\n", b"\r\r\n"])
-def test_files_with_mixed_line_ends_are_read(newline, tmp_path):
-    for form, lines in (("tsv", b"text\tlabel|a\t1|b\t0"), ("csv", b"text,label|a,1|b,0")):
-        content = lines.replace(b"|", newline, 1).replace(b"|", b"\r") + newline
-        assert read_rows(tmp_path, content, form=form)[0] == [(2, "a", "1"), (3, "b", "0")]
-    rows, _ = read_rows(tmp_path, b'{"text": "a"}' + newline + b'{"text": "b"}\r', ["text"], "jsonl")
-    assert rows == [(1, "a"), (2, "b")]
+def test_ignored_columns_are_named(form, content, tmp_path):
+    summary = read_rows(tmp_path, content, form=form)[1].summary()
+    assert "columns text, label (ignored: a column without a name, id)" in summary
 
 
 @pytest.mark.parametrize(
@@ -155,32 +136,21 @@ def test_files_with_mixed_line_ends_are_read(newline, tmp_path):
         ("csv", 'text,label\na,1\n\ufeff"text","label"\nb,0\n', "line 3 repeats the header"),
         # Quoted fields of pandas and Excel that contain a tab or a line break.
         ("tsv", 'text\tlabel\n"a\tb"\t1\nc\t0\n', "quoted fields with tabs or line breaks"),
-        ("tsv", 'label\ttext\n1\t"a\nb"\n0\tc\n', "quoted fields with tabs or line breaks"),
         ("tsv", 'label\ttext\tid\n1\t"a\nb"\t5\n0\tc\t6\n', "quoted fields with tabs or line breaks"),
         ("csv", "id,text,label\n2,a,neg\n1,well, film,pos\n", "line 3 has more fields than the header"),
-        ("csv", "sep=,\ntext,label\na,1\n", "its columns are 'sep=';.*commas in .csv"),
         # The quotes of the last field are unbalanced.
         ("tsv", 'text\tlabel\n"a\nb\nc\nd"\t1\n"a"x"\n', "4 of 5 rows of .* have too few fields; use .csv"),
         # R's write.table writes a column of row names that has no name in the header.
         ("tsv", "text\tlabel\n1\ta film\tpos\n2\ta book\tneg\n", "all rows .* have more fields"),
         ("csv", 'text,label\na,1\n"b,0\nc,1\n', "line 3; check its quotes"),
-        ("tsv", "split\ttext\tlabel\ntrain\ta\t1\ntest\tb\t0\n", "rows of several splits"),
         ("csv", "text,label,Part\na,1,Training\nb,0,TEST\n", "rows of several splits .column 'Part'"),
         ("tsv", "split\ttext\tlabel\ntrain\ta\t1\n\ntest\tb\t0\nextra\tc\t0\n", "rows of several splits"),
         ("csv", "text,label,part\na,1,train\nb,0,\nc,0,test\n", "rows of several splits .column 'part'"),
         ("csv", "text,label,is_valid\na,1,False\nb,0,True\n", "rows of several splits .column 'is_valid'"),
-        ("csv", "text,label,Usage\na,1,Training\nb,0,PublicTest\nc,1,other\n", "rows of several splits"),
-        ("tsv", '"text"\t"label"\n"a"\t"1"\n', "tabs in .tsv, where quotes are text"),
-        (
-            "jsonl",
-            '{"text": "a", "label": 1, "split": "train"}\n{"text": "b", "label": 0, "split": "Dev"}',
-            "of several splits",
-        ),
         ("jsonl", "text\n", "line 1: "),
         ("jsonl", "[" * 100_000, "line 1: "),
         ("jsonl", '[{"text": "a", "label": "x"}]', "line 1: not a JSON object"),
         ("jsonl", '{"text": {"a": 1}, "label": "x"}', "line 1: 'text' is an object"),
-        ("jsonl", "5", "line 1: not a JSON object"),
         ("jsonl", '{"a": 1, "label": "x"}\n{"label": "y"}', "no column 'text'; its columns are 'a', 'label'"),
     ],
 )
@@ -193,9 +163,6 @@ def test_column_names_of_json_lines_are_the_keys_of_all_objects(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('\n{"a": 1}\n{"b": 2, "a": 3}\n')
     assert column_names(path) == ["a", "b"]
-    path.write_text('[{"a": 1}]\n')
-    with pytest.raises(UsageError, match="line 1: not a JSON object"):
-        column_names(path)
 
 
 def test_missing_file_is_an_error(tmp_path):
@@ -210,10 +177,8 @@ def test_missing_file_is_an_error(tmp_path):
         (' ["a", 1, true] ', ["a", 1, True]),
         ("('a',)", ["a"]),
         ("{'a'}", ["a"]),
-        ("[]", []),
         ("set()", []),
         ("()", []),
-        ("[1, 0, 1]", [1, 0, 1]),
         # As pandas writes a list to TSV.
         ('"[""a"", ""b""]"', ["a", "b"]),
         (["a"], ["a"]),
@@ -237,7 +202,7 @@ def test_other_cells_are_not_lists(cell, in_text):
 
 @pytest.mark.parametrize(
     "cell",
-    ["['a' 'b']", "['a'\n 'b']", "[1 0 1]", "[a, b]", "['a', nan]", "{'a': 1}", "array(['a'], dtype=object)", "['a'"],
+    ["['a'\n 'b']", "[a, b]", "{'a': 1}", "array(['a'], dtype=object)", "['a'"],
 )
 def test_list_that_cannot_be_read_is_an_error(cell):
     with pytest.raises(UsageError, match="file line 7: label is .* not a list"):
@@ -269,9 +234,7 @@ def test_list_in_a_column_with_one_label_per_row_is_an_error(cell, labels):
         read(cell, labels)
 
 
-@pytest.mark.parametrize(
-    "cell", ["NaN", "None", " nan ", "null", "Null", "NA", "n.a.", "-1.#IND", "1.#QNAN", "\\N", "#REF!"]
-)
+@pytest.mark.parametrize("cell", ["NaN", " nan ", "\\N"])
 @pytest.mark.parametrize("labels, separator", [(["a", "b"], ""), (["a", "b"], ","), ([], "")])
 def test_missing_label_is_counted(cell, labels, separator):
     label, stats = read(cell, labels, separator)

@@ -62,14 +62,10 @@ WORDS, TAGS = [["EU", "#"], ["Bob", "in"]], [["B-ORG", "O"], ["I-PER", "O"]]
         # Word indices that start at 1 or 0 in each sentence, or continue through the whole file.
         "1 EU NNP B-ORG\n2 # # O\n\n1 Bob NNP I-PER\n2 in IN O\n",
         "0\tEU\tB-ORG\n1\t#\tO\n\n0\tBob\tI-PER\n1\tin\tO\n",
-        "1. EU B-ORG\n2. # O\n\n1. Bob I-PER\n2. in O\n",
-        "1 EU B-ORG\n2 # O\n\n3 Bob I-PER\n4 in O\n",
         "[1] EU B-ORG\n[2] # O\n\n[1] Bob I-PER\n[2] in O\n",
         "T1 EU B-ORG\nT2 # O\n\nT3 Bob I-PER\nT4 in O\n",
         # Indices of sentences and words.
         "1-1\tEU\tB-ORG\n1-2\t#\tO\n\n2-1\tBob\tI-PER\n2-2\tin\tO\n",
-        "1:1 EU B-ORG\n1:2 # O\n\n2:1 Bob I-PER\n2:2 in O\n",
-        "s1_t1 EU B-ORG\ns1_t2 # O\n\ns2_t1 Bob I-PER\ns2_t2 in O\n",
         # WikiANN.
         "en:EU B-ORG\nen:# O\n\nen:Bob I-PER\nen:in O\n",
         # CoNLL-U: comments, and lines of a range and of an empty word.
@@ -77,7 +73,6 @@ WORDS, TAGS = [["EU", "#"], ["Bob", "in"]], [["B-ORG", "O"], ["I-PER", "O"]]
         # GermEval: outer and inner tags.
         "#\thttp://x [2009]\n1\tEU\tB-ORG\tB-PER\n2\t#\tO\tO\n\n#\ty\n1\tBob\tI-PER\tO\n2\tin\tO\tO\n",
         "#\ty\n1\tEU\tB-ORG\tB-LOC\n2\t#\tO\tO\n\n1\tBob\tI-PER\tO\n2\tin\tO\tO\n",
-        "EU B-ORG O\n# O O\n\nBob I-PER O\nin O O\n",
         "EU B-ORG O O\n# O O O\n\nBob I-PER O O\nin O O O\n",
         # Without indices, a line that starts with # is a word if it has a tag.
         "# id = 1\nEU B-ORG\n# O\n\n#\nBob I-PER\nin O\n",
@@ -126,7 +121,8 @@ def test_only_ascii_whitespace_separates_words(word, tmp_path):
     for separator in " \t":
         content = f"{word} NN O\nEU NN B-ORG\n\u3000\na NN O\n"
         assert read(tmp_path, content.replace(" ", separator)).sentences == [[word, "EU"], ["a"]]
-    assert read_tagged_rows([Row(2, {"w": [word], "t": ["O"]})], "w", "t", ReadStats("file")).sentences == [[word]]
+    row = Row(2, {"w": f"{word} EU", "t": "O O"})
+    assert read_tagged_rows([row], "w", "t", ReadStats("file")).sentences == [[word, "EU"]]
 
 
 def test_words_may_be_numbers_and_lack_tags(tmp_path):
@@ -141,8 +137,6 @@ def test_words_may_be_numbers_and_lack_tags(tmp_path):
     [
         ("1 EU B-ORG\n1 in O\n", "line 2: .* '1' does not count"),
         ("7 EU B-ORG\n8 in O\n", "line 1: .* '7' does not count"),
-        ("[1] EU B-ORG\n[3] in O\n", "line 2: .* '.3.' does not count"),
-        ("s1 EU B-ORG\ns1 in O\n\ns2 a O\ns2 b O\n", "line 2: .* 's1' does not count"),
         ("s EU B-ORG\ns in O\n\nt a O\nt b O\n", "column 1 .* such as 's'"),
         # WebAnno's character offsets.
         ("1-1 0-2 EU B-ORG\n1-2 3-5 in O\n", "column 2 contains no words: its values, such as '0-2', end with"),
@@ -155,8 +149,6 @@ def test_words_may_be_numbers_and_lack_tags(tmp_path):
         ("a NNP I-NP O\nBob NNP I-NP\n", "line 2 has 3 columns, but earlier lines have 4"),
         # A misspelled tag in the outer column is rejected; the inner column is not used instead.
         ("a B-PER O\nb I-PER O\nc B-LOC B-PER\nd OE O\n", "line 4: the tag of 'd' is 'OE'"),
-        ("New York\tNNP\tI-LOC\n", "line 1: 'New York' is not one word"),
-        ("Guernica\tB-Work of Art\n", "line 1: the tag of 'Guernica' is 'B-Work of Art'"),
     ],
 )
 def test_error_for_a_malformed_conll_line_names_the_line(tmp_path, content, message):
@@ -193,8 +185,6 @@ def test_table_rows_are_read_into_words_and_tags():
     assert tagged.tags[-2:] == [["O", "B-X"], ["O", "O"]]
     assert stats.used == 5 and stats.noted["with an empty text"]["first"] == "line 4"
     assert read_tagged_rows([Row(5, {"w": "a ,", "t": "NN ,"})], "w", "t", stats).tags == [["NN", ","]]
-    tagged = read_tagged_rows([Row(5, {"w": "10\u00a0000 EUR", "t": "O O"})], "w", "t", stats)
-    assert tagged.sentences == [["10\u00a0000", "EUR"]]
 
 
 @pytest.mark.parametrize(

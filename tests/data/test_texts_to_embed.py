@@ -24,37 +24,22 @@ def read(folder, tokenizer, rows, columns, kind, label="score", **fields):
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "expected"),
-    [
-        ("score", "0.5", [0.5]),
-        ("score", 4, [4.0]),
-        ("scores", [3, 1.5], [3.0, 1.5]),
-        ("scores", 2.0, [0.0, -2.0]),
-        ("class", "yes", [1.0]),
-    ],
+    ("kind", "documents", "value", "expected"),
+    [("score", "y", "0.5", [0.5]), ("scores", ["y", "z"], [3, 1.5], [3, 1.5]), ("scores", ["y", "z"], 2.0, [0, -2])],
 )
-def test_labels_are_scores_margins_or_classes(kind, value, expected, tokenizer, tmp_path):
-    documents = ["y", "z"] if kind == "scores" else "y"
-    rows = [{"a": "x", "b": documents, "score": value}, {"a": "x", "b": documents, "score": "no"}]
-    rows = rows if kind == "class" else rows[:1]
+def test_labels_are_scores_or_margins(kind, documents, value, expected, tokenizer, tmp_path):
+    rows = [{"a": "x", "b": documents, "score": value}]
     examples, names, _ = read(tmp_path, tokenizer, rows, ("a", "b"), kind)
-    assert examples.rows["labels"][0].tolist() == expected
-    assert names == (["no", "yes"] if kind == "class" else [])
+    assert examples.rows["labels"].tolist() == [expected] and names == []
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "message"),
-    [
-        ("score", "high", "not a number"),
-        ("scores", [1, 2, 3], "3 scores for 2 documents"),
-        ("scores", ["x"], "number"),
-        ("scores", "[1 2]", "write a list"),
-    ],
+    ("value", "message"),
+    [([1, 2, 3], "3 scores for 2 documents"), (["x"], "not a number"), ("[1 2]", "write a list")],
 )
-def test_wrong_labels_are_rejected_with_their_line(kind, value, message, tokenizer, tmp_path):
-    rows = [{"a": "x", "b": ["y", "z"] if kind == "scores" else "y", "score": value}]
+def test_wrong_labels_are_rejected_with_their_line(value, message, tokenizer, tmp_path):
     with pytest.raises(UsageError, match=f"line 1: score.*{message}"):
-        read(tmp_path, tokenizer, rows, ("a", "b"), kind)
+        read(tmp_path, tokenizer, [{"a": "x", "b": ["y", "z"], "score": value}], ("a", "b"), "scores")
 
 
 def test_spellings_of_a_class_are_one_class(tokenizer, tmp_path, log_lines):

@@ -29,6 +29,12 @@ def run(folder, *inputs, name="corpus", workers=1, **settings):
     return prepare.prepare(list(inputs), folder / name, workers=workers, **settings)
 
 
+def prepare_text(folder, documents, **settings):
+    """Prepares a corpus from documents, which are lists of sentences, and returns its manifest."""
+    write_text(folder / "a.txt", documents)
+    return run(folder, f"text:{folder}/a.txt", **settings)
+
+
 def documents_of(split):
     """Returns the documents of a split as lists of sentences; a sentence is a tuple of token ids."""
     return [

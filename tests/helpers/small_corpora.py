@@ -54,6 +54,14 @@ def random_documents(count: int, seed: int) -> list[list[int]]:
     return [np.maximum(1, rng.lognormal(3.0, 0.6, size)).astype(int).tolist() for size in sizes]
 
 
+def token_offsets(corpus: store.Corpus, split: str, ids: np.ndarray) -> np.ndarray:
+    """Returns the index in a split of each token id, or -1, for a split whose tokens all have different ids."""
+    tokens = getattr(corpus, split).tokens
+    offsets = np.full(corpus.vocabulary().size, -1)
+    offsets[tokens] = np.arange(len(tokens))
+    return offsets[ids]
+
+
 def pretraining_batches(corpus: store.Corpus, phase: Phase, **arguments) -> tf.data.Dataset:
     """Returns the training batches of a corpus; `arguments` replace defaults of `train_dataset`'s arguments."""
     defaults = {"seed": 0, "dupe_factor": 2, "start_step": 0, "shard": SINGLE_SHARD}

@@ -10,7 +10,6 @@ import time
 import pytest
 from helpers.preparing import bytes_of, children, leftovers, make_text, prepare_process, run, write_text
 
-from bertjax.cli import main as cli
 from bertjax.data.corpus import chunks, store
 from bertjax.errors import BertjaxError, UsageError
 
@@ -95,8 +94,6 @@ def test_failed_stage_is_named_in_a_one_line_error(tmp_path, vocabulary):
         run(tmp_path, f"text:{tmp_path}/*.gz", **settings)
     with pytest.raises(UsageError, match=r"in stage 'encode' of Beam's pipeline: .*wide.txt.* UTF-16"):
         run(tmp_path, f"text:{tmp_path}/wide.txt", **settings)
-    with pytest.raises(BertjaxError, match=r"^cannot read .*bad.txt.gz past"):
-        run(tmp_path, f"text:{tmp_path}/*", **settings | {"vocabulary": None})
     (tmp_path / "empty").write_text("")
     with pytest.raises(BertjaxError, match="in stage 'merge' of Beam's pipeline: the inputs contain no text"):
         run(tmp_path, f"text:{tmp_path}/empty", **settings)
@@ -108,24 +105,12 @@ def test_failed_stage_is_named_in_a_one_line_error(tmp_path, vocabulary):
     [
         (["runner=NoRunner"], "Beam cannot use runner=NoRunner: "),
         (["no_option=3"], "Beam has no option no_option for FnApiRunner"),
-        (
-            ["direct_running_mode=many"],
-            "--runner_options direct_running_mode=many: argument .*: invalid choice: 'many'",
-        ),
-        (
-            ["runner=DataflowRunner"],
-            "DataflowRunner cannot write to .*corpus, a folder of this machine|apache_beam.gcp",
-        ),
+        (["direct_running_mode=many"], "--runner_options direct_running_mode=many: .*: invalid choice: 'many'"),
+        (["runner=DataflowRunner"], "DataflowRunner cannot write to .*corpus, a folder of this|apache_beam.gcp"),
     ],
 )
 def test_invalid_runner_options_are_rejected(tmp_path, options, message):
     write_text(tmp_path / "a.txt", make_text(5))
     with contextlib.redirect_stderr(io.StringIO()) as stderr, pytest.raises(UsageError, match=message):
         run(tmp_path, f"text:{tmp_path}/a.txt", runner="beam", runner_options=options)
-    assert not stderr.getvalue()
-    with pytest.raises(SystemExit) as end:
-        flags = ["prepare", f"--input=text:{tmp_path}/a.txt", f"--output={tmp_path}/corpus", "--runner=beam"]
-        with contextlib.redirect_stderr(stderr):
-            cli.main([*flags, "--runner_options", *options])
-    assert end.value.code == 2 and len(stderr.getvalue().splitlines()) == 1
-    assert leftovers(tmp_path) == []
+    assert not stderr.getvalue() and leftovers(tmp_path) == []

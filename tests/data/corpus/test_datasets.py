@@ -12,7 +12,7 @@ from helpers import hub_server
 from helpers.finetuning_data import write_tfds
 from helpers.preparing import run
 
-from bertjax.data.corpus import chunks, readers, store
+from bertjax.data.corpus import chunks, readers
 from bertjax.data.corpus.datasets import parse_dataset, tfds_texts
 from bertjax.data.finetuning import dataset_rows
 from bertjax.data.finetuning.tables import ReadStats
@@ -56,25 +56,23 @@ def test_dataset_name_may_have_a_slice_and_a_version(data_dir):
 @pytest.mark.parametrize(
     ("name", "split", "message"),
     [
-        ("pairs/plain", "train", "(answer, question)"),
+        ("pairs/plain", "train", r"\(answer, question\)"),
         ("stories/plain", "nosuch", "nosuch"),
         ("nosuchdataset", "train", "no dataset 'nosuchdataset'"),
     ],
 )
-def test_missing_dataset_split_or_feature_is_an_error(data_dir, name, split, message):
-    with pytest.raises(UsageError) as caught:
+def test_missing_dataset_split_or_text_feature_is_a_one_line_error(data_dir, name, split, message):
+    with pytest.raises(UsageError, match=message) as caught:
         list(tfds_texts(name, split, data_dir))
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_prepare_writes_the_corpus_of_a_dataset(data_dir, tmp_path, monkeypatch):
     # Workers need not import TensorFlow if the main process reads the dataset.
     monkeypatch.setattr(chunks, "_MIN_CHUNK_BYTES", 0)
     manifest = run(tmp_path, "tfds:stories/plain:train", vocabulary_size=100, data_dir=data_dir)
-    assert sum(split["documents"] for split in manifest["splits"].values()) == len(TEXTS)
     assert sum(split["sentences"] for split in manifest["splits"].values()) == 3 * len(TEXTS)
     assert manifest["settings"]["inputs"]["tfds"]["names"] == ["stories/plain:train"]
-    assert store.open_corpus(tmp_path / "corpus").manifest == manifest
 
 
 STORIES = ["The cat sat. It slept.", "", "A dog\0 ran.\n\nIt stopped.", "Birds sing."]

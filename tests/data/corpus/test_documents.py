@@ -12,7 +12,6 @@ from bertjax.data.corpus.documents import (
     WRAPPED,
     Text,
     grouped,
-    is_wrapped,
     split_sentences,
     with_spaces,
 )
@@ -29,30 +28,25 @@ hills, which had no end.
 The map was wet."""
 
 
-def test_each_line_is_a_sentence():
-    problems = Counter()
-    text = " One. Two.\r\n\nThree \n"
-    assert split_sentences(text, LINES, problems) == ["One. Two.", "Three"]
-    assert not problems
+WRAPPED_SENTENCES = [
+    "It was the first of May, and the two of them had walked since dawn along the river.",
+    "Nobody spoke until noon.",
+    "Then Mr. Green sat down.",
+    '"We are lost," he said, and looked about him at the hills, which had no end.',
+    "The map was wet.",
+]
 
 
-def test_paragraphs_are_split():
-    text = "Dr. Smith came. He left.\nWho? Me.\n\n   \nEnd"
-    sentences = split_sentences(text, PARAGRAPHS, Counter())
-    assert sentences == ["Dr. Smith came.", "He left.", "Who?", "Me.", "End"]
-
-
-def test_wrapped_lines_are_joined():
-    assert split_sentences(WRAPPED_TEXT, WRAPPED, Counter()) == [
-        "It was the first of May, and the two of them had walked since dawn along the river.",
-        "Nobody spoke until noon.",
-        "Then Mr. Green sat down.",
-        '"We are lost," he said, and looked about him at the hills, which had no end.',
-        "The map was wet.",
-    ]
-    assert is_wrapped(["It was the first of May, and the two", "of them had walked since dawn", "along the river."])
-    assert not is_wrapped(["A sentence.", "Another one.", "A heading"])
-    assert not is_wrapped(["word " * 40] * 5)
+@pytest.mark.parametrize(
+    ("layout", "text", "sentences"),
+    [
+        (LINES, " One. Two.\r\n\nThree \n", ["One. Two.", "Three"]),
+        (PARAGRAPHS, "Dr. Smith came. He left.\nMe?\n\n   \nEnd", ["Dr. Smith came.", "He left.", "Me?", "End"]),
+        (WRAPPED, WRAPPED_TEXT, WRAPPED_SENTENCES),
+    ],
+)
+def test_layout_determines_the_sentences_of_a_text(layout, text, sentences):
+    assert split_sentences(text, layout, Counter()) == sentences
 
 
 def test_no_character_is_lost():

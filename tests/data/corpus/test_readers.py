@@ -46,13 +46,7 @@ def test_blank_lines_separate_text_documents(tmp_path, block_size):
     assert {form for form, _ in documents} == {LINES} and not problems
 
 
-@pytest.mark.parametrize("newline", ["\r", "\r\n", "\r\r\n"])
-def test_line_ends_are_converted_to_lf(newline, tmp_path, block_size):
-    texts = {"text": "One \u00e9.\nTwo.\n\nThree.\n", "prose": "A b.\nC d.\n\nE.\n", "wiki": WIKI}
-    for kind, text in texts.items():
-        for name, content in (("unix", text), ("other", text.replace("\n", newline))):
-            (tmp_path / name).write_bytes(content.encode())
-        assert read(f"{kind}:{tmp_path}/other") == read(f"{kind}:{tmp_path}/unix")
+def test_line_ends_are_converted_to_lf(tmp_path, block_size):
     (tmp_path / "mixed").write_bytes(b"One.\rTwo.\r\n\r\nThree.\r\rFour.\nFive. \xe2\x80\xa8 \xc2\x85")
     documents, _ = read(f"text:{tmp_path}/mixed")
     assert [text for _, text in documents] == ["One.\nTwo.", "Three.", "Four.\nFive. \u2028 \x85"]
@@ -149,9 +143,7 @@ def test_articles_of_wikitext_are_documents(block_bytes, tmp_path, monkeypatch):
     assert "".join(texts).strip() == WIKITEXT.strip() and [text.split()[1] for text in texts] == ["First", "Next"]
 
 
-@pytest.mark.parametrize("block_bytes", [1 << 20, 7])
-def test_each_line_of_lines_is_a_document(block_bytes, tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "_READ_BYTES", block_bytes)
+def test_each_line_of_lines_is_a_document(tmp_path, block_size):
     (tmp_path / "f").write_text(f"{PARAGRAPH}\r\n\n {LINE}\nA. B.", newline="")
     documents, problems = read(f"lines:{tmp_path}/f")
     assert documents == [(PARAGRAPHS, PARAGRAPH), (PARAGRAPHS, f" {LINE}"), (PARAGRAPHS, "A. B.")] and not problems
@@ -171,10 +163,9 @@ def test_tables_and_texts_in_another_encoding_are_rejected(tmp_path):
 @pytest.mark.parametrize(
     ("text", "form", "documents"),
     [
-        ("\n".join([PARAGRAPH] * 4), PARAGRAPHS, 1),
-        ("\n\n".join([PARAGRAPH] * 4), PARAGRAPHS, 1),
+        ("\n\n".join([PARAGRAPH, "A heading", PARAGRAPH]), PARAGRAPHS, 1),
+        ("\n".join(["word " * 40] * 4), PARAGRAPHS, 1),
         ("\n\n".join(["\n".join([PARAGRAPH] * 3)] * 4), PARAGRAPHS, 4),
-        ("\n".join([LINE] * 5 + ["The end."]), WRAPPED, 1),
         ("\n\n".join(["\n".join([LINE] * 5 + ["The end."])] * 3), WRAPPED, 1),
         ("\n\n".join(["Made by " + "x" * 150, *["\n".join([LINE] * 5 + ["The end."])] * 5]), WRAPPED, 1),
     ],
@@ -186,32 +177,21 @@ def test_layout_of_prose_is_detected(tmp_path, text, form, documents):
     assert [word for document in words(documents_read) for word in document] == text.split()
 
 
+@pytest.mark.parametrize("newline", ["\n", " "])
 @pytest.mark.parametrize("kind", ["text", "prose", "wiki"])
-def test_long_documents_are_read_in_bounded_pieces(tmp_path, kind, monkeypatch):
+def test_long_documents_are_read_in_bounded_pieces(tmp_path, kind, newline, monkeypatch):
     monkeypatch.setattr(documents_module, "MAX_PIECE_CHARS", 1000)
     monkeypatch.setattr(readers, "_READ_BYTES", 700)
-    body = [" ".join(f"{line}.{i}" for i in range(10)) + "." for line in range(400)]
-    inner = "\n".join(body)
-    text = f'<doc id="1" title="t">\n{inner}\n</doc>\n' if kind == "wiki" else f"{inner}\n\nlast one\n"
-    (tmp_path / "f").write_text(text, encoding="utf-8")
+    body = newline.join(" ".join(f"{line}.{i}" for i in range(10)) for line in range(400))
+    (tmp_path / "f").write_text(f'<doc id="1" title="t">\n{body}\n</doc>\n' if kind == "wiki" else body)
     sources, _ = readers.find_sources([f"{kind}:{tmp_path}/f"])
     problems = Counter()
     pieces = list(readers.read(sources[0], problems))
-    assert len(pieces) > 10 and max(len(piece.text) for piece in pieces) <= 2000
-    assert problems["long_sentence_cuts"] == 0  # documents are split between lines
-    first = [pieces[0].text, *(piece.text for piece in pieces if piece.continues)]
-    assert "".join(first).split()[: len(inner.split())] == inner.split()
-    documents = sum(not piece.continues for piece in pieces)
-    assert documents == {"text": 2, "prose": 1, "wiki": 1}[kind]
-
-
-def test_document_of_one_very_long_line_is_read_completely(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents_module, "MAX_PIECE_CHARS", 1000)
-    text = " ".join(str(i) for i in range(5000))
-    (tmp_path / "f").write_text(text, encoding="utf-8")
-    documents, problems = read(f"text:{tmp_path}/f")
-    assert len(documents) == 1 and documents[0][1] == text
-    assert problems["long_sentence_cuts"] >= len(text) // 1000 - 1
+    assert max(len(piece.text) for piece in pieces) <= 2000
+    assert [piece.continues for piece in pieces] == [False, *[True] * (len(pieces) - 1)]
+    assert "".join(piece.text for piece in pieces).strip() == body
+    # Documents are divided between lines if possible.
+    assert problems["long_sentence_cuts"] == (0 if newline == "\n" else len(pieces) - 1)
 
 
 def test_invalid_bytes_are_counted(tmp_path, block_size):
@@ -223,23 +203,17 @@ def test_invalid_bytes_are_counted(tmp_path, block_size):
     assert "good" in documents[0][1] and "nul" in documents[0][1]
 
 
-def test_compressed_files_are_read(tmp_path, block_size):
-    text = "\n".join(f"Sentence {i}." for i in range(500))
-    (tmp_path / "a.gz").write_bytes(gzip.compress(text.encode()))
-    (tmp_path / "b.xz").write_bytes(lzma.compress(text.encode()))
-    assert read(f"text:{tmp_path}/*") == ([(LINES, text)] * 2, {})
-
-
 @pytest.mark.parametrize(("name", "compress"), [("a.gz", gzip.compress), ("b.xz", lzma.compress)])
-def test_damaged_compressed_file_is_an_error(tmp_path, name, compress):
-    text = "\n".join(f"Sentence {i * i}." for i in range(50_000)).encode()
-    data = compress(text)
+def test_compressed_file_is_read_unless_it_is_damaged(tmp_path, name, compress):
+    text = "\n".join(f"Sentence {i * i}." for i in range(50_000))
+    data = compress(text.encode())
+    (tmp_path / name).write_bytes(data)
+    assert read(f"text:{tmp_path}/{name}") == ([(LINES, text)], {})
     half = len(data) // 2
-    for damaged in (data[:half], data[:half] + bytes(100) + data[half + 100 :], text):
+    for damaged in (data[:half], data[:half] + bytes(100) + data[half + 100 :], text.encode()):
         (tmp_path / name).write_bytes(damaged)
-        with pytest.raises(BertjaxError, match=name) as caught:
+        with pytest.raises(BertjaxError, match=name):
             read(f"text:{tmp_path}/{name}")
-        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -247,10 +221,7 @@ def test_damaged_compressed_file_is_an_error(tmp_path, name, compress):
     [
         ("corpus.txt", "unknown input"),
         ("text:", "unknown input"),
-        ("book:x", "unknown input"),
-        ("text:{}/none.txt", "matches no file"),
         ("text:{}/*.none", "matches no file"),
-        ("prose:{}", "matches no file"),
         ("tfds:lm1b", "has no split"),
     ],
 )
@@ -269,15 +240,6 @@ def test_unreadable_files_are_rejected(tmp_path, monkeypatch):
         readers.find_sources([f"text:{tmp_path}/f"])
 
 
-@pytest.mark.parametrize("pattern", ["{}", "{}/**/*.txt"])
-def test_linked_file_is_read_once(tmp_path, pattern):
-    (tmp_path / "a.txt").write_text("one\n")
-    (tmp_path / "loop").symlink_to(tmp_path)
-    (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
-    sources, duplicates = readers.find_sources([f"text:{pattern.format(tmp_path)}"])
-    assert len(sources) == 1 and duplicates >= 1
-
-
 def test_files_are_sorted_and_duplicates_counted(tmp_path):
     for name in "b/2.txt", "a/1.txt", "a/[x].txt":
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -290,14 +252,17 @@ def test_files_are_sorted_and_duplicates_counted(tmp_path):
         [f"text:{tmp_path}/a/[x].txt", f"text:{tmp_path}/**", f"prose:{tmp_path}/b/*"]
     )
     assert len(sources) == 4 and duplicates == 1
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "link.txt").symlink_to(tmp_path / "a/1.txt")
+    sources, duplicates = readers.find_sources([f"text:{tmp_path}/**/*.txt"])
+    assert len(sources) == 3 and duplicates >= 1
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "content", "message"),
     [
         ("text", "a.jsonl", "One.\n", "a.jsonl is a table or JSON"),
-        ("prose", "a.json.gz", "One.\n", "a.json.gz is a table or JSON"),
-        ("wiki", "a.CSV", "One.\n", "a.CSV is a table or JSON"),
+        ("wiki", "a.CSV.gz", "One.\n", "a.CSV.gz is a table or JSON"),
         # WikiExtractor with --json.
         ("wiki", "wiki_00", '{"id": "1", "text": "One."}\n', "wiki_00 contains JSON"),
         ("prose", "a", '[\n {"text": "One."}\n]\n', "a contains JSON"),
@@ -306,7 +271,6 @@ def test_files_are_sorted_and_duplicates_counted(tmp_path):
         ("prose", "a", "<DOC>\n<DOCNO>1</DOCNO>\n", "a contains JSON, HTML, XML"),
         ("prose", "a", "\n<!-- by\nhand -->\n<!DOCTYPE html>\n<html>One.</html>\n", "a contains JSON, HTML, XML"),
         ("wiki", "wiki.xml", "<mediawiki xmlns='a'>One.</mediawiki>\n", "wiki.xml contains JSON, HTML, XML"),
-        ("text", "wiki_00", "\ufeff" + WIKI, "use wiki: instead of text:"),
         ("prose", "wiki_00", "\ufeff" + WIKI, "use wiki: instead of prose:"),
     ],
 )

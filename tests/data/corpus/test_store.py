@@ -12,8 +12,7 @@ from bertjax.errors import BertjaxError, UsageError
 from bertjax.utils.io import file_sha256
 
 FILES = [store.array_file(split, array) for split, array in itertools.product(store.SPLITS, store.ARRAYS)]
-# A file outside the corpus.
-VOCABULARY = {"file": "../vocab.txt", "lower_case": True, "size": 500}
+OUTSIDE = "../vocab.txt"
 
 
 @pytest.fixture
@@ -58,14 +57,6 @@ def test_each_file_is_verified_once_by_the_background_thread(tmp_path, monkeypat
     files.wait()
     files.wait()
     assert read == ["a", "b", "c"]
-    (tmp_path / "d").write_text("d")
-    files.add(tmp_path / "d", "0", "delete it")
-    files.verify_in_background()
-    files._thread.join()
-    for raises in (files.check, files.wait):
-        with pytest.raises(BertjaxError, match="d is damaged: .*; delete it"):
-            raises()
-    files = Checksums()
     files.add(tmp_path / "none", "0", "")
     with pytest.raises(BertjaxError, match=f"cannot read {tmp_path}/none"):
         files.wait()
@@ -76,16 +67,13 @@ def test_each_file_is_verified_once_by_the_background_thread(tmp_path, monkeypat
     [
         ({"token_dtype": "<u4"}, "are inconsistent"),
         ({"format": 2}, "has format 2, not 3"),
-        ({"vocabulary": VOCABULARY}, "are inconsistent"),
-        ({"vocabulary": VOCABULARY, "files": {name: {} for name in (VOCABULARY["file"], *FILES)}}, "are inconsistent"),
-        ({"vocabulary": {"file": "vocab.txt", "lower_case": True, "size": "many"}}, "damaged"),
         ({"vocabulary": []}, "damaged"),
         ({"files": {"../x": {"bytes": 1, "sha256": ""}}}, "are inconsistent"),
+        ({"vocabulary": {"file": OUTSIDE, "size": 500}, "files": dict.fromkeys([OUTSIDE, *FILES])}, "are inconsistent"),
     ],
 )
-def test_invalid_manifest_is_a_one_line_error(corpus, change, message):
+def test_invalid_manifest_is_rejected(corpus, change, message):
     manifest = json.loads((corpus.path / store.MANIFEST).read_text()) | change
     (corpus.path / store.MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=message):
         store.open_corpus(corpus.path)
-    assert message in str(caught.value) and "\n" not in str(caught.value)
