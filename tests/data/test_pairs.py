@@ -15,7 +15,6 @@ import pytest
 from helpers.small_corpora import pretraining_batches, random_documents
 
 from bertjax.data.corpus import store
-from bertjax.data.corpus.store import open_corpus
 from bertjax.data.pretraining import pair_index, pairs
 from bertjax.data.pretraining.batches import verified_batches
 from bertjax.data.pretraining.config import Masking, Phase, RowFormat
@@ -179,7 +178,7 @@ def test_damaged_index_is_rebuilt(corpus):
     ]
     for damage in damages:
         damage()
-        again = open_pair_index(open_corpus(corpus.path), "train", 64, 0, 2)
+        again = open_pair_index(store.open_corpus(corpus.path), "train", 64, 0, 2)
         assert (header.read_bytes(), records.read_bytes()) == (good_header, good_records)
         np.testing.assert_array_equal(again.pass_ends, made.pass_ends)
 

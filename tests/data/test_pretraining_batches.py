@@ -120,20 +120,13 @@ def test_repeated_pass_has_new_masks_and_truncation(traced):
     count = len(open_pair_index(traced, "train", SEQ_LEN, 0, 1).records)
     batches = train(traced, -(-2 * count // BATCH), dupe_factor=1)
     rows, offsets = joined(batches), traced_offsets(traced, "train", batches)
-    first_seen, same_cut, same_mask, compared = {}, 0, 0, 0
-    for index in range(2 * count):
-        # Truncation usually moves the start of a row by only a few tokens, so start // 4 often identifies the pair.
-        key = offsets[index][0] // 4
-        masks = frozenset(rows["masked_lm_positions"][index].tolist())
-        if index < count:
-            first_seen[key] = (offsets[index][0], masks)
-        elif key in first_seen:
-            compared += 1
-            same_cut += first_seen[key][0] == offsets[index][0]
-            same_mask += first_seen[key][1] == masks
-    assert compared > count / 4
-    assert same_cut < 0.95 * compared
-    assert same_mask < 0.05 * compared
+    starts, masks = [row[0] for row in offsets], rows["masked_lm_positions"].tolist()
+    # Truncation usually moves the start of a row by only a few tokens, so start // 4 often identifies the pair.
+    first, second = ({starts[row] // 4: row for row in range(begin, begin + count)} for begin in (0, count))
+    both = [(first[key], second[key]) for key in first.keys() & second.keys()]
+    assert len(both) > count / 4
+    assert sum(starts[row] == starts[again] for row, again in both) < 0.95 * len(both)
+    assert sum(masks[row] == masks[again] for row, again in both) < 0.05 * len(both)
 
 
 def test_epoch_without_sentence_pairs_holds_every_token_once(traced):

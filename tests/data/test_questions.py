@@ -114,14 +114,11 @@ def test_is_impossible_may_be_text_and_must_not_contradict_the_answers(tmp_path)
         read(tmp_path, squad(qa("1", "Ann", 0, is_impossible="no")))
 
 
-_MISSING = "whose field answers is missing"
-
-
 @pytest.mark.parametrize(
     "fields, all_answerable, reason",
     [
-        ({}, True, _MISSING),
-        ({"answers": None, "is_impossible": False}, False, _MISSING),
+        ({}, True, "whose field answers is missing"),
+        ({"answers": None, "is_impossible": False}, False, "whose field answers is missing"),
         # SQuAD 1.1 has no unanswerable questions.
         ({"answers": []}, True, "without an answer (only version=2.0 trains on them)"),
     ],
