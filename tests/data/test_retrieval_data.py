@@ -61,6 +61,7 @@ def test_queries_that_are_documents_are_counted(folder):
         ({"qrels": [*QRELS, "q1\td1\t0.5"]}, "test.tsv line 6: score is '0.5'; use an integer grade"),
         ({"qrels": [QRELS[0], "q9\td1\t1", "q1\tnosuch\t1"]}, "1 skipped whose query .* 1 whose document .*; use file"),
         ({"queries": [{"_id": "q1", "text": ["a"]}]}, "queries.jsonl line 1 has a list"),
+        ({"corpus": [{"id": "d1", "text": "a"}]}, "corpus.jsonl has no column '_id'"),
         ({"queries": [{"_id": "q1", "query": "a"}]}, "queries.jsonl has no column 'text'"),
     ],
 )

@@ -21,8 +21,8 @@ def read_rows(tmp_path, content: bytes | str, columns=("text", "label"), form="t
 @pytest.mark.parametrize(
     "form, content, rows",
     [
-        # Byte-order mark and Windows line ends.
-        ("tsv", b"\xef\xbb\xbftext\tlabel\r\na b\t1\r\nc\t0\r\n", [(2, "a b", "1"), (3, "c", "0")]),
+        # Byte-order mark, and line ends of old Macs and Windows.
+        ("tsv", b"\xef\xbb\xbftext\tlabel\ra b\t1\r\r\nc\t0\r\n", [(2, "a b", "1"), (3, "c", "0")]),
         # Quotes are literal in TSV.
         ("tsv", 'text\tlabel\n"He said\t1\n"x" y"\t0\n', [(2, '"He said', "1"), (3, '"x" y"', "0")]),
         # Only newlines end a line.
