@@ -53,9 +53,11 @@ def test_scores_equal_those_of_trec_eval(seed):
 
 
 @pytest.mark.parametrize("count", [1, 7, 40])
-def test_nearest_equals_a_full_sort_with_ties_by_lowest_index(count, monkeypatch):
+def test_nearest_in_blocks_equals_a_full_sort_with_ties_by_lowest_index(count, monkeypatch):
+    shapes, merge = [], search._merge
     monkeypatch.setattr(search, "_QUERIES", 8)
     monkeypatch.setattr(search, "_DOCUMENTS", 16)
+    monkeypatch.setattr(search, "_merge", lambda *args: shapes.append((len(args[2]), len(args[3]))) or merge(*args))
     rng = np.random.default_rng(0)
     # Products of small integers are exact, and many are equal.
     queries, documents = (rng.integers(-2, 3, (rows, 4)).astype(np.float32) for rows in (21, 37))
@@ -63,15 +65,8 @@ def test_nearest_equals_a_full_sort_with_ties_by_lowest_index(count, monkeypatch
     order = np.argsort(-(queries @ documents.T), axis=1, kind="stable")[:, :count]
     np.testing.assert_array_equal(indices, order)
     np.testing.assert_array_equal(scores, np.take_along_axis(queries @ documents.T, order, axis=1))
+    assert shapes == [(rows, columns) for rows in (8, 8, 5) for columns in (16, 16, 5)]
     assert nearest(queries[:0], documents, count)[0].shape == (0, min(count, 37))
-
-
-def test_search_holds_one_block_of_products(monkeypatch):
-    shapes = []
-    merge = search._merge
-    monkeypatch.setattr(search, "_merge", lambda *args: shapes.append((len(args[2]), len(args[3]))) or merge(*args))
-    nearest(np.ones((1500, 1), np.float32), np.ones((33000, 1), np.float32), 2)
-    assert shapes == [(1024, 32768), (1024, 232), (476, 32768), (476, 232)]
 
 
 def test_bm25_retrieves_documents_that_share_a_word(monkeypatch):
