@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 WORDS = ("ba", "ke", "lo", "mi", "na", "ro")
@@ -15,6 +15,10 @@ def sentence(rng: random.Random, first: str = "") -> str:
 def write_tsv(path: Path, header: list[str], rows: list[list[str]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join("\t".join(row) + "\n" for row in ([header] if header else []) + rows))
+
+
+def write_json_lines(path: Path, rows: Iterable[dict]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def write_tfds(

@@ -89,22 +89,6 @@ def test_training_loss_is_weighted_and_evaluation_loss_is_not(weighting, is_tagg
     assert accuracy.tolist() == [(logits.argmax(-1) == labels)[known].sum(), known.sum()]
 
 
-@pytest.mark.ci
-def test_sums_of_micro_batches_add_up_to_the_sums_of_the_batch():
-    # The train step adds the gradients of these sums. Micro-batch i has rows i and i + 4, so two of the four
-    # micro-batches have no rare class.
-    objective = make_objective(is_tagger=False, weighting=ClassWeighting((0.01, 4.0, 7.0), 0.1))
-    assert objective.splits_into_micro_batches
-    params, _ = params_and_logits(is_tagger=False)
-    batch, compute = make_batch(), jax.jit(objective.compute)
-    whole, *parts = (
-        compute(params, {name: array[rows] for name, array in batch.items()}, jax.random.key(1))[0]
-        for rows in (slice(None), *(slice(index, None, 4) for index in range(4)))
-    )
-    for name, sums in whole.items():
-        np.testing.assert_allclose(sum(part[name] for part in parts), sums, atol=2e-6, rtol=1e-5)
-
-
 def test_balanced_weights_match_scikit_learn():
     labels = np.array([0] * 7 + [1] * 2 + [3] + [-1] * 5)
     weights = weighting_of("balanced", names="abcd", labels=labels).weights

@@ -7,9 +7,6 @@ import pytest
 from helpers.command_runs import load_task, predict, records, refused, train, train_command
 from helpers.commanding import printed
 from helpers.finetuning_data import conll_files
-from helpers.small_run import load_final_params
-
-from bertjax.cli import main as cli
 
 
 @pytest.mark.ci
@@ -39,9 +36,11 @@ def test_ner_trains_evaluates_and_predicts(context, letters, tmp_path, capfd):
     # The tags come from the workdir, so prediction does not need the training file.
     (files / "eng.train").unlink()
     assert predict(capfd, workdir, tmp_path / "out")[0] == path
-    # A file can be set without a folder.
-    fields = ["--config=ner", f"--config.data.test_file={files / 'eng.testb'}"]
+    # A file can be set without a folder, and words without tags.
+    (tmp_path / "words").write_text("za\nba\n\nke\n")
+    fields = ["--config=ner", f"--config.data.test_file={tmp_path / 'words'}"]
     assert predict(capfd, workdir, tmp_path / "out", *fields)[0] == path
+    assert [line.split()[:1] for line in path.read_text().splitlines()] == [["za"], ["ba"], [], ["ke"]]
     assert "set --config.data.path or" in refused(capfd, *command[:3], "--config=ner")
 
 
@@ -65,18 +64,3 @@ def test_tags_that_only_the_dev_file_has_may_be_listed_in_a_labels_file(letters,
     tags = [*load_task(f"ner.py:path={files}", letters, data__eval_split="none").labels, "I-NEW"]
     (tmp_path / "labels.json").write_text(json.dumps({"labels": tags}))
     assert load_task(f"ner.py:path={files}", letters, data__labels=tmp_path / "labels.json").labels == tags
-
-
-@pytest.mark.ci
-def test_training_continues_a_tagger_of_hugging_face_and_predict_accepts_words_without_tags(letters, tmp_path, capfd):
-    files, tagger = conll_files(tmp_path / "conll"), tmp_path / "tagger"
-    train(f"ner.py:path={files}", tagger, letters, steps=1)
-    cli.main(["convert", str(tagger), str(tmp_path / "hf"), "--format=huggingface"])
-    init_from = f"--init_from={tmp_path}/hf"
-    # With this learning rate, parameters do not change.
-    train(f"ner.py:path={files}", tmp_path / "run", None, init_from, steps=1, optimizer__learning_rate=1e-30)
-    trained, start = (load_final_params(run)["classifier/kernel"] for run in (tmp_path / "run", tagger))
-    np.testing.assert_allclose(trained, start, atol=1e-6)
-    (files / "eng.testb").write_text("za\nba\n\nke\n")
-    path, _ = predict(capfd, tagger, tmp_path / "out")
-    assert [line.split()[:1] for line in path.read_text().splitlines()] == [["za"], ["ba"], [], ["ke"]]

@@ -1,7 +1,6 @@
 """Tests of the SQuAD task: results, answer spans, and predictions in the official format."""
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -9,14 +8,11 @@ from helpers.command_runs import load_task, predict, records, train
 from helpers.commanding import failure, printed
 from helpers.finetuning_data import learnable_squad_files
 
-from bertjax.cli import main as cli
 from bertjax.data.finetuning.questions import Question
 from bertjax.data.finetuning.windows import Window
 from bertjax.errors import UsageError
 from bertjax.inference.load import load_model
 from bertjax.tasks.finetuning.spans import best_answers
-from bertjax.training.checkpoint import find_checkpoint
-from bertjax.training.parameters import load_params_on_host
 
 
 @pytest.mark.ci
@@ -40,7 +36,6 @@ def test_squad_trains_evaluates_and_predicts(version, letters, tmp_path, capfd):
     assert all(predictions[paragraph["qas"][0]["id"]] in paragraph["context"] for paragraph in data)
     nbest = json.loads((tmp_path / "out" / "nbest_predictions.json").read_text())
     for candidates in nbest.values():
-        assert math.isclose(sum(candidate["probability"] for candidate in candidates), 1.0)
         scores = [candidate["score"] for candidate in candidates]
         assert scores == sorted(scores, reverse=True)
     if version == "2.0":
@@ -62,14 +57,6 @@ def test_squad_trains_evaluates_and_predicts(version, letters, tmp_path, capfd):
         command = ["predict", f"--checkpoint={tmp_path / 'run'}", "--json", f"--context={paragraph['context']}"]
         answer = json.loads(printed(capfd, *command, question["question"]))
         assert answer["prediction"] == predictions[question["id"]]
-    # A converted output layer does not name its task, but all output layers for spans have the same outputs.
-    cli.main(["convert", f"{tmp_path / 'run'}", f"{tmp_path / 'hf'}", "--format=huggingface"])
-    fields |= {"steps": 1, "optimizer__learning_rate": 0.0}
-    train(
-        f"squad.py:version={version},path={files}", tmp_path / "next", None, f"--init_from={tmp_path / 'hf'}", **fields
-    )
-    before, after = (load_params_on_host(find_checkpoint(tmp_path / name)) for name in ("run", "next"))
-    np.testing.assert_array_equal(after["classifier/kernel"], before["classifier/kernel"])
     if version == "2.0":
         (tmp_path / "run" / "results.json").write_text("{")
         assert "results.json: " in failure(capfd, *command, question["question"])[1]
