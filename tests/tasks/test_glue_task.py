@@ -58,6 +58,8 @@ def test_predictions_for_data_and_for_a_text_file_are_equal_and_in_input_order(c
     for line, record in zip(output.splitlines(), predictions, strict=True):
         assert json.loads(line)["prediction"] == record["prediction"]
         assert json.loads(line)["probabilities"] == pytest.approx(record["probabilities"], abs=1e-5)
+    error = refused(capfd, "predict", f"--checkpoint={cola}", "zu ||| pa")
+    assert "is a pair, but the model takes single texts" in error
     unfinished = tmp_path / ".CoLA.tsv-0123456789abcdef.unfinished"  # temporary file of a killed command
     unfinished.write_text("")
     os.utime(unfinished, (0, 0))

@@ -114,6 +114,8 @@ def test_training_without_a_dev_set_keeps_the_last_checkpoint(letters, tmp_path,
     fields = {"steps": 4, "eval_every": 2, "checkpoint_every": 2, "data__eval_split": "none"}
     config = f"glue.py:task=rte,path={glue_files(tmp_path)}"
     (tmp_path / "RTE" / "dev.tsv").unlink()
+    task = load_task(config, letters, **fields)
+    assert task.eval_every == 0 and task.best_metric is None and not [*task.eval_batches(SINGLE_SHARD)]
     results = train(config, tmp_path / "run", letters, **fields)
     assert "evaluated on no data; the last checkpoint is kept" in capfd.readouterr().err
     assert (results["step"], results["selected_by"], results["baseline"]) == (4, "", {})
