@@ -195,3 +195,4 @@ def test_describe_and_bench_work_without_data(experiment, capfd):
     assert "classifier/" in text and "schedule: 4 steps" in text and "unknown without data" in text
     report = printed(capfd, "bench", "step", config, "--steps=1", "--json", *overrides(None))
     assert json.loads(report)["tokens_per_second"] > 0
+    assert "needs a pre-training config" in refused(capfd, "bench", "input", config)
