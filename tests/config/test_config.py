@@ -48,12 +48,8 @@ def test_config_survives_conversion_to_config_dict_and_back():
 
 
 def test_missing_fields_get_their_defaults():
-    assert from_config_dict(Config(), ConfigDict({"second": 3, "section": {"rate": 0.1}})) == Config(
-        second=3, section=Part(rate=0.1)
-    )
-    config_dict = pretraining_config("tiny")
-    del config_dict.model["initializer_range"]
-    assert parse_config(config_dict).model.initializer_range == 0.02
+    config_dict = ConfigDict({"second": 3, "section": {"rate": 0.1}})
+    assert from_config_dict(Config(), config_dict) == Config(second=3, section=Part(rate=0.1))
 
 
 def test_config_comparison_treats_missing_fields_as_defaults():
@@ -67,15 +63,9 @@ def test_config_comparison_treats_missing_fields_as_defaults():
     assert result_differences(config, other_devices, of_best=True) == "patience: 0 -> 3"
 
 
-@pytest.fixture
-def base_checkpoint(monkeypatch):
-    """A checkpoint of BASE, of which only the architecture is read."""
+def test_a_checkpoint_sets_only_unset_fields_of_the_architecture(monkeypatch):
     monkeypatch.setattr(checkpoint_config, "saved_architecture", lambda checkpoint: Architecture())
-    return epath.Path("/runs/base/checkpoints/100")
-
-
-def test_a_checkpoint_sets_only_unset_fields_of_the_architecture(base_checkpoint):
-    config_dict = finetuning_config("glue")
+    base_checkpoint, config_dict = epath.Path("/runs/base/checkpoints/100"), finetuning_config("glue")
     assert fill_unset_fields(parse_config(config_dict), base_checkpoint).model.layer_norm_eps == 1e-12
     same = apply_overrides(config_dict, ["--config.model.hidden_size=768"])
     assert fill_unset_fields(parse_config(same), base_checkpoint).model.num_hidden_layers == 12
@@ -92,10 +82,8 @@ def test_a_checkpoint_sets_only_unset_fields_of_the_architecture(base_checkpoint
     [
         ("first", 11, "config.first is 11; it must be at most 10"),
         ("second", 1 << 31, "config.second is 2,147,483,648; it must be at most 2,147,483,647"),
-        ("second", "two", "config.second is 'two'; it must be an integer"),
         ("second", True, "config.second is True; it must be an integer"),
         ("is_on", 1, "config.is_on is 1; it must be true or false"),
-        ("rate", "fast", "config.rate is 'fast'; it must be a number"),
         ("names", 3, "config.names is 3; it must be a list"),
         ("section", 5, "config.section is 5; it must be a dictionary of fields"),
         ("third", 3, "config contains unknown fields: third; use one of first, is_on, names, rate, second, section"),
@@ -122,16 +110,15 @@ def test_added_pieces_do_not_pad_the_table_to_twice_its_size(vocab_size, rows):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("attention", ["auto", "fused"])
-def test_config_checks_do_not_initialize_a_backend(attention):
+def test_config_checks_do_not_initialize_a_backend():
     # Distributed processes have to connect before a backend starts, and the config says how they connect.
-    script = f"""
+    script = """
 from bertjax.tasks.build import parse_config
 from bertjax.model.config import Architecture
 from bertjax.presets import finetuning_config, pretraining_config
 for config in (pretraining_config("tiny"), finetuning_config("glue", "tiny")):
-    config.model.attention = "{attention}"
-    config.data.update({{"task": "cola"}} if config.task == "glue" else {{}})
+    config.model.attention = "fused"
+    config.data.update({"task": "cola"} if config.task == "glue" else {})
     parse_config(config)
 from jax._src import xla_bridge
 assert not xla_bridge.backends_are_initialized()
@@ -152,7 +139,6 @@ def test_path_fields_lists_every_path_field_of_a_task(task):
     "field, remedy",
     [
         ("learning_rate", "did you mean optimizer.learning_rate?"),
-        ("data.rate", "did you mean data.masking.rate?"),
         ("optimizer.lerning_rate", "did you mean optimizer.learning_rate?"),
         ("mesh.zzz", "use one of data, fsdp, tensor"),
         ("seed.zzz", "steps, task"),

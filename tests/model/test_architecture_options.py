@@ -36,27 +36,6 @@ MODERNBERT = dataclasses.replace(
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("changes", [{"scan_layers": "true"}, {"remat": "full"}, {"remat": "attention"}])
-def test_scan_and_remat_do_not_change_states_and_gradients(changes):
-    ids = np.random.default_rng(0).integers(5, NUM_TOKENS, (2, LENGTH), np.int32)
-
-    def states_and_gradients(config):
-        encoder = Encoder(config)
-        params = jax.jit(encoder.init)(jax.random.key(0), ids, 0 * ids, np.ones_like(ids))
-
-        def loss(params):
-            states = encoder.apply(params, ids, 0 * ids, np.ones_like(ids))[0]
-            return jnp.sum(jnp.sin(states)), states
-
-        return jax.jit(jax.grad(loss, has_aux=True))(params)
-
-    gradients, states = states_and_gradients(MODERNBERT)
-    other_gradients, other_states = states_and_gradients(dataclasses.replace(MODERNBERT, **changes))
-    np.testing.assert_allclose(states, other_states, atol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), gradients, other_gradients)
-
-
-@pytest.mark.ci
 def test_frozen_layers_stay_local_or_global():
     model = SequenceModel(MODERNBERT, 2)
     ids = np.random.default_rng(0).integers(5, NUM_TOKENS, (2, LENGTH), np.int32)
@@ -95,11 +74,8 @@ def test_attention_in_blocks_equals_attention_with_a_mask(monkeypatch, window):
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"encoder": "lstm", "gated_mlp": True}, "gated_mlp"),
+        # Fields that have no effect with the value of another field.
         ({"global_rope_theta": 10_000.0}, "global_rope_theta does not apply to position_embedding_type=absolute"),
-        ({"position_embedding_type": "rotary", "position_offset": 2}, "position_offset"),
-        ({"global_attn_every_n_layers": 2}, "global_attn_every_n_layers does not apply to local_attention=0"),
-        ({"lm_head": "linear", "head_act": "relu"}, "head_act"),
         ({"pooler_act": "", "pooler_norm": True}, "pooler_norm"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"num_attention_heads": 32, "position_embedding_type": "rotary"}, "even head size"),
@@ -132,49 +108,34 @@ def test_pooled_states_are_the_inputs_of_the_output_layer(pooling):
     np.testing.assert_allclose(pooled, EncoderModel(config).apply({"params": params}, batch)[1], atol=TOLERANCE)
 
 
-# Published models: size, vocabulary size, parameter counts of encoder with pooler and of the pre-training model.
-PUBLISHED = [
-    ("tiny", 30_522, 4_385_920, 4_433_468),
-    ("mini", 30_522, 11_170_560, 11_267_900),
-    ("small", 30_522, 28_763_648, 29_058_876),
-    ("medium", 30_522, 41_373_184, 41_668_412),
-    ("base", 30_522, 109_482_240, 110_106_428),
-    ("large", 30_522, 335_141_888, 336_226_108),
-    ("L2_H768", 30_522, 38_603_520, 39_227_708),
-    ("L12_H128", 30_522, 6_368_640, 6_416_188),
-    # Other vocabularies: cased, multilingual and Chinese.
-    ("base", 28_996, 108_310_272, 108_932_934),
-    ("large", 28_996, 333_579_264, 334_661_958),
-    ("base", 119_547, 177_853_440, 178_566_653),
-    ("base", 21_128, 102_267_648, 102_882_442),
-    # Table 6 of the paper: layers, hidden size and attention heads. The parameters do not depend on the heads.
-    ("L3_H768_A12", 30_522, 45_691_392, None),
-    ("L6_H768_A3", 30_522, 66_955_008, None),
-    ("L12_H1024_A16", 30_522, 183_987_200, None),
-]
-
-
-def parameter_counts(size: str, vocab_size: int) -> tuple[int, int]:
+@pytest.mark.parametrize(
+    ("size", "vocab_size", "encoder_and_pooler", "complete"),
+    [
+        ("tiny", 30_522, 4_385_920, 4_433_468),
+        ("mini", 30_522, 11_170_560, 11_267_900),
+        ("small", 30_522, 28_763_648, 29_058_876),
+        ("medium", 30_522, 41_373_184, 41_668_412),
+        ("base", 30_522, 109_482_240, 110_106_428),
+        ("large", 30_522, 335_141_888, 336_226_108),
+        # The cased vocabulary.
+        ("base", 28_996, 108_310_272, 108_932_934),
+    ],
+)
+def test_published_sizes_have_the_published_parameter_counts(size, vocab_size, encoder_and_pooler, complete):
     masked_lm = MaskedLm.for_model(ModelConfig(**size_fields(size), vocab_size=vocab_size, pad_vocab_to_multiple_of=1))
     params = nn.unbox(jax.eval_shape(masked_lm.init_params, jax.random.key(0)))
 
-    def count(tree: dict) -> int:
-        return sum(leaf.size for leaf in jax.tree.leaves(tree))
+    def count(*trees: dict) -> int:
+        return sum(leaf.size for leaf in jax.tree.leaves(trees))
 
-    return count(params["encoder"]) + count(params["pooler"]), count(params)
-
-
-@pytest.mark.parametrize(("size", "vocab_size", "encoder", "complete"), PUBLISHED)
-def test_published_sizes_have_the_published_parameter_counts(size, vocab_size, encoder, complete):
-    counts = parameter_counts(size, vocab_size)
-    assert counts[0] == encoder and complete in (None, counts[1])
+    assert (count(params["encoder"], params["pooler"]), count(params)) == (encoder_and_pooler, complete)
 
 
 def test_size_may_contain_the_number_of_heads():
     assert [size_fields(size)["num_attention_heads"] for size in ("L6_H768", "L6_H768_A3", "base")] == [12, 3, 12]
 
 
-@pytest.mark.parametrize("size", ["huge", "L4", "L4_H256_B2", "L12_H768_A7", "L0_H64"])
+@pytest.mark.parametrize("size", ["L4_H256_B2", "L12_H768_A7", "L0_H64"])
 def test_invalid_sizes_are_rejected(size):
     with pytest.raises(UsageError):
         ModelConfig(**size_fields(size))

@@ -26,25 +26,18 @@ IDS, ONES = jnp.arange(1, 7)[None], jnp.ones((1, 6), jnp.int32)
     ("attention", "dropout", "platform", "length", "expected"),
     [
         ("auto", 0.1, "tpu", 512, "fused"),
-        ("auto", 0.1, "cpu", 512, "xla"),
-        ("auto", 0.1, "gpu", 512, "xla"),
         ("auto", 0.1, "tpu", 513, "xla"),
-        ("auto", 0.1, "tpu", 640, "xla"),
-        ("auto", 0.0, "tpu", 640, "splash"),
-        ("auto", 0.0, "tpu", 7999, "splash"),
         ("auto", 0.0, "tpu", 600, "splash"),
         ("auto", 0.0, "cpu", 640, "xla"),
+        ("auto", 0.1, "gpu NVIDIA H200", 1000, "flash"),
+        ("auto", 0.1, "gpu Tesla T4", 1000, "xla"),
         ("xla", 0.1, "tpu", 512, "xla"),
         ("fused", 0.1, "cpu", 512, "fused"),
         ("cudnn", 0.0, "gpu", 100, "cudnn"),
-        ("flash", 0.1, "cpu", 100, "flash"),
-        ("auto", 0.1, "gpu NVIDIA H200", 1000, "flash"),
-        ("auto", 0.1, "gpu Tesla T4", 1000, "xla"),
     ],
 )
-@pytest.mark.parametrize("dtype", ["bfloat16", "auto"])
-def test_auto_selects_the_first_supported_implementation(attention, dropout, platform, length, expected, dtype):
-    config = dataclasses.replace(MODEL, attention=attention, attention_probs_dropout_prob=dropout, dtype=dtype)
+def test_auto_selects_the_first_supported_implementation(attention, dropout, platform, length, expected):
+    config = dataclasses.replace(MODEL, attention=attention, attention_probs_dropout_prob=dropout, dtype="auto")
     with jax.sharding.use_abstract_mesh(one_device(*platform.split(" ", 1))):
         assert select_attention(config, length).__name__ == f"{expected}_attention"
 
@@ -58,13 +51,10 @@ def test_auto_selects_the_first_supported_implementation(attention, dropout, pla
         ("cudnn", "gpu", {"attention_direction": "right"}, "attention_direction=right"),
         ("cudnn", "gpu", {"local_attention": 8}, "local_attention=8"),
         ("cudnn", "gpu", {"is_packed": True}, "packing=True"),
-        ("splash", "tpu", {"attention_probs_dropout_prob": 0.1}, "attention_probs_dropout_prob=0.1"),
         ("fused", "cpu", {}, r"fused does not support rows of 513 tokens \(maximum: 512\)"),
         ("flash", "gpu", {"dtype": "float32"}, "dtype=float32"),
         ("math.pi", "tpu", {}, "float is not a function; use one of"),
         ("nosuch", "tpu", {}, "nosuch cannot be imported: .*; use one of auto, fused, .* or package"),
-        ("nosuch.module.function", "tpu", {}, "No module named 'nosuch'; use one of"),
-        ("math.nosuch", "tpu", {}, "no attribute 'nosuch'; use one of"),
     ],
 )
 def test_unknown_or_unsupported_attention_is_rejected(attention, platform, changes, message):

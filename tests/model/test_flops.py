@@ -26,22 +26,12 @@ def test_token_flops_count_neither_padding_nor_attention_to_padding():
     assert cost.token_flops(token_fraction=0.5, attention_fraction=0.25) == 0.5 * 800 + 0.25 * 200
 
 
-@pytest.mark.parametrize(
-    ("kind", "chip", "devices", "chips"),
-    [
-        # TPU v2 and v3 have two JAX devices per chip.
-        ("TPU v2", "v2", 8, 4),
-        ("TPU v3", "v3", 8, 4),
-        ("TPU v4", "v4", 4, 4),
-        ("TPU v5 lite", "v5e", 4, 4),
-        ("TPU v5", "v5p", 4, 4),
-        ("TPU v6 lite", "v6e", 4, 4),
-    ],
-)
-def test_peak_flops_of_tpus_are_summed_over_chips_and_not_devices(kind, chip, devices, chips):
+# TPU v2 and v3 have two JAX devices per chip.
+@pytest.mark.parametrize(("kind", "chip", "devices"), [("TPU v3", "v3", 8), ("TPU v5 lite", "v5e", 4)])
+def test_peak_flops_of_tpus_are_summed_over_chips_and_not_devices(kind, chip, devices):
     device = types.SimpleNamespace(platform="tpu", device_kind=kind)
     peak, source = peak_flops_per_second([device] * devices)
-    assert peak == chips * CHIPS[chip].flops_per_second
+    assert peak == 4 * CHIPS[chip].flops_per_second
     assert source.startswith(f"{devices} x {kind}, ")
 
 
