@@ -108,7 +108,6 @@ def test_state_restores_bit_for_bit_on_another_mesh(tmp_path, log_lines):
     ("steps", "keep", "expected"),
     [
         # The newest checkpoint is always kept, since a stopped run resumes from it.
-        ((4, 8, 10), 3, [4, 8, 10]),
         ((4, 8, 12, 13), 3, [8, 12, 13]),
         ((4, 5, 6, 7), 3, [4, 7]),
         ((4, 8, 10), 1, [10]),
@@ -144,10 +143,7 @@ def replace_params(folder):
 DAMAGES = {
     "truncated": lambda folder: change_files(folder, "params/**/d/*", lambda content: content[: len(content) // 2]),
     "flipped bits": lambda folder: change_files(folder, "params/**/d/*", flip_bits),
-    "renamed field": lambda folder: change_files(folder, "meta/*", lambda content: content.replace(b"score", b"scare")),
-    "empty files": lambda folder: change_files(folder, "**/*", lambda content: b""),
     "flipped digit": lambda folder: change_files(folder, "meta/*", lambda content: content.replace(b"e-12", b"e-02")),
-    "no metadata": lambda folder: (folder / "meta" / "metadata").unlink(),
     "other parameters": replace_params,
 }
 
@@ -173,8 +169,8 @@ def test_checkpoint_with_the_best_score_is_kept_also_after_restarts_and_without_
     assert {path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()} == {"3", "5"}
 
 
-def test_older_checkpoint_with_damaged_metadata_is_moved_aside(workdir, log_lines):
-    DAMAGES["no metadata"](workdir / "checkpoints" / "1")
+def test_older_checkpoint_without_metadata_is_moved_aside(workdir, log_lines):
+    (workdir / "checkpoints" / "1" / "meta" / "metadata").unlink()
     assert int(restore(workdir).step) == 3
     assert (workdir / DAMAGED / "1").is_dir() and "1 is damaged" in log_lines[0]
 
@@ -186,21 +182,11 @@ def test_save_that_times_out_is_reported_as_lost(workdir, state, monkeypatch):
             checkpoints.save(state.replace(step=state.step + 1))
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (MemoryError(), "MemoryError"),
-        (ValueError("RESOURCE_EXHAUSTED: 9 GB"), "RESOURCE_EXHAUSTED: 9 GB"),
-        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
-    ],
-)
-def test_errors_other_than_damage_are_reported_and_move_no_checkpoint(workdir, monkeypatch, error, reason):
-    def fail(tree):
-        raise error
-
-    monkeypatch.setattr(checkpoint_metadata, "fingerprint", fail)
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("RESOURCE_EXHAUSTED"), OSError(errno.EMFILE, "open")])
+def test_errors_other_than_damage_are_reported_and_move_no_checkpoint(workdir, monkeypatch, error):
+    monkeypatch.setattr(checkpoint_metadata, "fingerprint", Mock(side_effect=error))
     for read in (lambda: restore(workdir), lambda: load_params_on_host(find_checkpoint(workdir))):
-        with pytest.raises(BertjaxError, match=rf"checkpoints/3 cannot be read .*{reason}.* but is not damaged"):
+        with pytest.raises(BertjaxError, match=r"checkpoints/3 cannot be read .* but is not damaged"):
             read()
     assert not (workdir / DAMAGED).exists() and len([*(workdir / "checkpoints").iterdir()]) == 3
 
@@ -220,9 +206,8 @@ def test_checkpoint_that_training_replaces_while_it_is_read_is_not_called_damage
 
 def test_error_of_a_lost_process_is_not_reported_as_a_damaged_checkpoint(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    for message in ("Gloo all-reduce failed: Connection closed", "Timed out while waiting for async_write barrier."):
-        with pytest.raises(ValueError, match=message):
-            raise_unless_damage(ValueError(message), epath.Path("3"))
+    with pytest.raises(ValueError, match="^Timed out while waiting for async_write barrier"):
+        raise_unless_damage(ValueError("Timed out while waiting for async_write barrier."), epath.Path("3"))
 
 
 def test_checkpoints_that_cannot_be_listed_raise_a_bertjax_error(workdir):
@@ -278,14 +263,12 @@ def test_architecture_field_missing_in_an_old_checkpoint_has_its_default(workdir
 
 
 def test_path_with_glob_characters_is_rejected(tmp_path):
-    for name in ("run[1]", "run*", "what?/deeper", "back\\slash", "a]"):
-        with pytest.raises(UsageError, match="which Orbax reads as a pattern"):
-            resolve_checkpoint_path(tmp_path / name)
+    with pytest.raises(UsageError, match="which Orbax reads as a pattern"):
+        resolve_checkpoint_path(tmp_path / "run[1]" / "deeper")
 
 
-@pytest.mark.parametrize("damage", [lambda folder: (folder / "_METADATA").write_bytes(b""), shutil.rmtree])
-def test_missing_arrays_are_reported_as_damage(workdir, damage):
-    damage(workdir / "checkpoints" / "3" / "params")
+def test_missing_arrays_are_reported_as_damage(workdir):
+    shutil.rmtree(workdir / "checkpoints" / "3" / "params")
     with pytest.raises(BertjaxError, match="checkpoints/3 is damaged.*the list of arrays is missing"):
         load_params_on_host(find_checkpoint(workdir))
 
@@ -294,8 +277,6 @@ def test_load_params_accepts_a_workdir_a_checkpoints_folder_or_one_checkpoint(wo
     target = abstract_state(OBJECTIVE, OPTIMIZER, mesh_of(ONE_DEVICE)).params
     for path in (workdir, workdir / "checkpoints", workdir / "checkpoints" / "3"):
         assert_equal(load_params(find_checkpoint(path), target), state.params)
-    with pytest.raises(UsageError, match="no checkpoint at"):
-        find_checkpoint(workdir / "nowhere")
 
 
 def test_parameter_of_another_shape_is_an_error_that_names_both_shapes(workdir):
@@ -334,14 +315,11 @@ def each_implementation(request, monkeypatch):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda matrix: np.where(np.arange(8)[:, None] == 3, -matrix, matrix),
         lambda matrix: -matrix,
-        lambda matrix: np.nextafter(matrix, np.inf, where=np.arange(6) == 5, out=matrix.copy()),
         lambda matrix: matrix[:, [1, 0, 2, 3, 4, 5]],
-        lambda matrix: matrix[::-1],
         lambda matrix: (matrix.view(np.uint32) + np.array([1, 2**32 - 1, 0, 0, 0, 0], np.uint32)).view(np.float32),
     ],
-    ids=["signs of a row", "all signs", "last bits", "columns", "rows", "increment and decrement"],
+    ids=["all signs", "columns", "increment and decrement"],
 )
 @pytest.mark.usefixtures("each_implementation")
 def test_changes_that_could_cancel_out_change_the_fingerprint(change):
@@ -360,7 +338,7 @@ def test_fingerprint_depends_on_names_and_shapes():
 
 
 @pytest.mark.devices
-@pytest.mark.parametrize("spec", [(), ("x",), (None, "y"), ("x", "y")])
+@pytest.mark.parametrize("spec", [(), ("x", "y")])
 def test_fingerprint_depends_on_neither_mesh_nor_slice_size(spec, monkeypatch):
     tree = {"matrix": make_tree()["matrix"]}
     mesh = jax.make_mesh((4, 2), ("x", "y"))

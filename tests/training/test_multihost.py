@@ -115,17 +115,8 @@ def test_values_and_errors_reach_all_processes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("own_argument", "message"),
-    [
-        ("--config.optimizer.learning_rate=0.5", "config.optimizer.learning_rate: 0.0001 -> 0.5"),
-        ("--workdir=elsewhere", "workdir is not shared between hosts"),
-    ],
-)
-def test_different_commands_end_all_processes_with_the_same_error(corpus, tmp_path, own_argument, message):
-    command = train_command(corpus, tmp_path / "run")[3:]
-    # If a flag is repeated, its last value counts.
-    other = [*command, own_argument.replace("elsewhere", str(tmp_path / "elsewhere"))]
+def test_different_workdirs_end_all_processes_with_the_same_error(corpus, tmp_path):
+    command, other = (train_command(corpus, tmp_path / name)[3:] for name in ("run", "elsewhere"))
     program = f"from bertjax.training import multihost; multihost._VISIBLE_SECONDS = 1.0; {WORKER}".replace(
         "json.loads(sys.argv[1])", "json.loads(sys.argv[1])[int(os.environ['JAX_PROCESS_ID'])]"
     )
@@ -134,25 +125,25 @@ def test_different_commands_end_all_processes_with_the_same_error(corpus, tmp_pa
     outputs = outputs_of(processes)
     assert [process.returncode for process in processes] == [2, 2], outputs
     errors = [output.splitlines()[-1] for output in outputs]
-    assert errors[0] == errors[1] and errors[0].startswith("bertjax: process 1: ") and message in errors[0], outputs
+    assert errors[0] == errors[1] and errors[0].startswith("bertjax: process 1: "), outputs
+    assert "workdir is not shared between hosts" in errors[0]
     assert not [*tmp_path.rglob("checkpoints")] and not [*tmp_path.rglob(".shared-*")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", [0, 1, 3])
-def test_other_processes_exit_for_a_restart_if_one_is_killed(corpus, tmp_path, killed):
+@pytest.mark.parametrize("killed", [0, 1])
+def test_other_process_exits_for_a_restart_if_one_is_killed(corpus, tmp_path, killed):
     schedule = ("--config.steps=100000", "--config.log_every=2", "--config.eval_every=100000")
     timeout = "--config.cluster.heartbeat_timeout_seconds=10"
     command = train_command(corpus, tmp_path, "--distributed", *schedule, timeout)
-    processes = start_processes(command, processes=2 if killed < 2 else 4, devices=1)
+    processes = start_processes(command, processes=2, devices=1)
     for line in processes[0].stderr:
         if line.startswith(b"step 2/"):
             processes[killed].kill()
             break
     outputs = outputs_of(processes)
-    for process in processes[:killed] + processes[killed + 1 :]:
-        # JAX's coordination service aborts the process if it detects the lost process first.
-        assert process.returncode in (LOST, -signal.SIGABRT), outputs
+    # JAX's coordination service aborts the process if it detects the lost process first.
+    assert processes[1 - killed].returncode in (LOST, -signal.SIGABRT), outputs
 
 
 @pytest.mark.slow
@@ -295,28 +286,12 @@ def metrics(workdir: Path) -> list[float]:
     return [line[name] for line in lines for name in sorted(line)]
 
 
-def meshes_on(processes: int, devices: int, *meshes: dict[str, int], mark=pytest.mark.slow):
-    return pytest.param(processes, devices, meshes, marks=mark)
-
-
-@pytest.mark.parametrize(
-    ("processes", "devices", "meshes"),
-    [
-        meshes_on(2, 1, {"data": 1, "tensor": 2}, mark=pytest.mark.ci),
-        meshes_on(2, 1, {"data": 2}, {"data": 1, "fsdp": 2}),
-        meshes_on(2, 2, {"data": 1, "tensor": 4}, {"data": 1, "fsdp": 2, "tensor": 2}, {"fsdp": 4}),
-        meshes_on(4, 1, {"data": 2, "tensor": 2}, {"data": 1, "fsdp": 2, "tensor": 2}),
-    ],
-)
-def test_runs_on_meshes_across_processes_match_one_process(corpus, tmp_path, trained, processes, devices, meshes):
-    commands = []
-    for index, mesh in enumerate(meshes):
-        experiment, *overrides = config_arguments(corpus, **{f"mesh__{axis}": size for axis, size in mesh.items()})
-        commands.append(["train", f"--config={experiment}", *overrides, f"--workdir={tmp_path}/{index}"])
-    run_commands(commands, processes, devices)
-    for index, mesh in enumerate(meshes):
-        values = metrics(tmp_path / str(index))
-        np.testing.assert_allclose(values, metrics(trained), rtol=2e-6, atol=1e-7, err_msg=str(mesh))
+@pytest.mark.ci
+def test_run_on_a_mesh_across_processes_matches_one_process(corpus, tmp_path, trained):
+    experiment, *overrides = config_arguments(corpus, mesh__data=1, mesh__tensor=2)
+    command = ["train", f"--config={experiment}", *overrides, f"--workdir={tmp_path}/run"]
+    run_commands([command], processes=2, devices=1)
+    np.testing.assert_allclose(metrics(tmp_path / "run"), metrics(trained), rtol=2e-6, atol=1e-7)
 
 
 def command(name: str, config_flag: str, init_from: Path, workdir: Path, *options: str) -> list[str]:

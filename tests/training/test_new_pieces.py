@@ -56,17 +56,6 @@ def released(vocabulary: Path, folder: Path, without: tuple[str, ...] = (), **fi
     return params
 
 
-@pytest.fixture(scope="module")
-def adapted(vocabularies, domain, tmp_path_factory) -> tuple[dict[str, np.ndarray], Path]:
-    """Returns the parameters of a checkpoint, and the folder with it (`released`) and a `run` on the new vocabulary."""
-    folder = tmp_path_factory.mktemp("adapted")
-    # 8 makes the new embedding table larger than the old one. With 128, the default, both have the same shape.
-    params = released(vocabularies[0], folder / "released", pad_vocab_to_multiple_of=8)
-    cli.main(["convert", f"{folder}/released", f"{folder}/converted", "--format=bertjax"])
-    cli.main(command(domain, folder / "converted", folder / "run"))
-    return params, folder
-
-
 def command(corpus: Path, init_from: Path, run: Path, **fields) -> list[str]:
     """Returns the arguments of `bertjax train` with a learning rate too small to change parameters."""
     values = {"steps": 1, "optimizer__warmup_steps": 1, "optimizer__learning_rate": 1e-30, **fields}
@@ -122,9 +111,11 @@ def assert_new_rows_are_means(vocabularies, before, after):
     np.testing.assert_array_equal(after[new.size :], 0)
 
 
-def test_embeddings_of_new_pieces_start_as_means_of_old_embeddings(adapted, vocabularies):
-    before, folder = adapted
-    after = load_final_params(folder / "run")
+def test_embeddings_of_new_pieces_start_as_means_of_old_embeddings(vocabularies, domain, tmp_path):
+    # 8 makes the new embedding table larger than the old one. With 128, the default, both have the same shape.
+    before = released(vocabularies[0], tmp_path / "released", pad_vocab_to_multiple_of=8)
+    cli.main(command(domain, tmp_path / "released", tmp_path / "run"))
+    after = load_final_params(tmp_path / "run")
     for name in before:
         if name in ("encoder/embeddings/token", "masked_lm/bias"):
             assert_new_rows_are_means(vocabularies, before[name], after[name])
@@ -140,34 +131,13 @@ def test_missing_masked_lm_head_is_initialized_randomly(vocabularies, domain, tm
     after = load_final_params(tmp_path / "run")
     assert "masked_lm/bias" in after
     assert_new_rows_are_means(vocabularies, *(params["encoder/embeddings/token"] for params in (before, after)))
-    # The run resumes without its initial checkpoint.
-    (tmp_path / "run/results.json").unlink()
-    cli.main([item for item in command(domain, "", tmp_path / "run", steps=2) if item != "--init_from="])
-    assert f"resumed {tmp_path}/run at step 2" in log_lines
 
 
-def test_only_pretraining_accepts_a_checkpoint_without_the_new_pieces(corpus, vocabularies, adapted, tmp_path, capfd):
-    _, folder = adapted
-    error = "differs from the data's vocabulary"
-    assert error in refused(capfd, "evaluate", f"--checkpoint={folder}/run", f"--config.data.corpus={corpus}")
+def test_fine_tuning_rejects_a_checkpoint_without_the_new_pieces(vocabularies, tmp_path, capfd):
+    released(vocabularies[0], tmp_path / "released")
     table = tmp_path / "table.tsv"
     table.write_text("text\tlabel\nlosuna\ta\nkerona\tb\n")
-    finetuning = [f"--config={EXPERIMENTS}/text.py:train={table},dev={table},quick=true", f"--workdir={tmp_path}/topic"]
-    vocabulary = overrides(vocabularies[1])
-    message = refused(capfd, "train", *finetuning, f"--init_from={folder}/released", *vocabulary)
-    assert error in message and message.endswith("omit config.data.vocabulary")
-    # Fine-tuning that starts from the adapted run uses the new vocabulary.
-    cli.main(["train", *finetuning, f"--init_from={folder}/run", *overrides(None, steps=1, data__batch_size=8)])
-    assert (tmp_path / "topic/vocab.txt").read_bytes() == vocabularies[1].read_bytes()
-
-
-def test_adapted_run_opens_in_transformers(vocabularies, adapted, tmp_path):
-    transformers = pytest.importorskip("transformers", reason="needs transformers")
-    torch = pytest.importorskip("torch", reason="needs torch")
-    cli.main(["convert", f"{adapted[1]}/run", f"{tmp_path}/exported", "--format=huggingface"])
-    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "exported")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
-    assert tokenizer.tokenize("losuna misurovi") == ["losuna", "misu", "##rovi"]
-    size = load_vocabulary(vocabularies[1]).size
-    assert len(tokenizer) == size == model.get_input_embeddings().weight.shape[0]
-    assert torch.isfinite(model(**tokenizer("losuna misurovi", return_tensors="pt")).logits).all()
+    config = f"--config={EXPERIMENTS}/text.py:train={table},dev={table},quick=true"
+    start = [f"--init_from={tmp_path}/released", f"--workdir={tmp_path}/run"]
+    error = refused(capfd, "train", config, *start, *overrides(vocabularies[1]))
+    assert "differs from the data's vocabulary" in error and error.endswith("omit config.data.vocabulary")

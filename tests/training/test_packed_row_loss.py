@@ -12,7 +12,6 @@ from helpers.unpacking import unpacked
 
 from bertjax.data.pretraining.config import Phase
 from bertjax.data.schema import synthetic_batch
-from bertjax.model.attention import xla
 from bertjax.tasks.objectives import masked_lm
 from bertjax.tasks.objectives.step_cost import non_padding_sums
 from bertjax.tasks.pretraining.config import PretrainingData
@@ -82,33 +81,6 @@ def test_packed_rows_have_the_losses_and_gradients_of_unpacked_rows(direction):
         np.testing.assert_allclose(gradient, expected_gradient, atol=2e-6, err_msg=str(path))
         # The key bias adds the same number to all logits of a query, so its gradient is zero.
         assert np.abs(expected_gradient).max() > 1e-5 or "'key'" in str(path)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"position_embedding_type": "rotary", "local_attention": 4, "norm_first": True, "type_vocab_size": 0},
-        {"position_embedding_type": "rotary", "num_hidden_layers": 4, "local_attention": 4, "scan_layers": "true"},
-    ],
-)
-@pytest.mark.parametrize("query_block", [None, 8])
-def test_tokens_of_a_document_change_no_logits_of_another(monkeypatch, fields, query_block):
-    if query_block:
-        monkeypatch.setattr(xla, "_LONG_ROW", 16)
-        monkeypatch.setattr(xla, "_QUERY_BLOCK", query_block)
-    config, batch = dataclasses.replace(CONFIG, **fields), packed_batch()
-    batch["segment_ids"][:] = 0
-    objective = masked_lm.MaskedLmOnText.for_model(config, PACKED)
-    params = init_params(config)
-    logits = jax.jit(lambda batch: objective.apply(params, batch, None)[0])
-    used = batch["masked_lm_weights"] > 0
-    sequence = np.take_along_axis(batch["sequence_ids"], batch["masked_lm_positions"], axis=1)
-    before = np.asarray(logits(batch))
-    for changed in (1, 2, 3):
-        ids = np.where(batch["sequence_ids"] == changed, (batch["input_ids"] + 7) % 60, batch["input_ids"])
-        is_equal = (np.asarray(logits({**batch, "input_ids": ids})) == before).all(axis=-1)
-        np.testing.assert_array_equal(is_equal[used], (sequence != changed)[used])
 
 
 def test_token_and_attention_fractions_of_packed_rows_are_correct():

@@ -21,7 +21,7 @@ from bertjax.model.config import ModelConfig
 from bertjax.tasks.objectives import language_model, masked_lm, replaced_tokens
 from bertjax.training.optimizer import bert_schedule, make_optimizer
 from bertjax.training.sharding import make_mesh, put_batch, replicated
-from bertjax.training.step import abstract_state, make_eval_step, make_init_state, make_train_step, metric_means
+from bertjax.training.step import abstract_state, make_init_state, make_train_step
 
 CONFIG = tiny_config(
     vocab_size=117, num_attention_heads=4, intermediate_size=40, max_position_embeddings=16, pad_vocab_to_multiple_of=8
@@ -64,13 +64,13 @@ def compiled(
     return step.lower(abstract_state(objective, OPTIMIZER, mesh), batch, jax.random.key(1), RATE).compile(), mesh
 
 
-def run(mesh_sizes: tuple[int, int, int], grad_accum_steps: int, config: ModelConfig, batches=()):
-    """Returns the state after one step per batch (default: three batches of `uneven_batch`)."""
+def run(mesh_sizes: tuple[int, int, int], grad_accum_steps: int, config: ModelConfig):
+    """Returns the state after steps on three batches of `uneven_batch`."""
     step, mesh = compiled(mesh_sizes, grad_accum_steps, config)
     state = make_init_state(objective_of(config), OPTIMIZER, mesh)(jax.random.key(0))
     key, rate = jax.device_put((jax.random.key(1), jax.tree.map(jnp.asarray, RATE)), replicated(mesh))
-    for batch in batches or map(uneven_batch, range(3)):
-        state = step(state, put_batch(batch, mesh), key, rate)
+    for seed in range(3):
+        state = step(state, put_batch(uneven_batch(seed), mesh), key, rate)
     return state
 
 
@@ -79,11 +79,11 @@ def single_device_state(config: ModelConfig):
     return jax.device_get(run((1, 1, 1), 1, config))
 
 
-def assert_states_close(a, b, atol: float = 2e-6):
+def assert_states_close(a, b):
     for (path, x), (_, y) in zip(
         *map(jax.tree_util.tree_leaves_with_path, (a.params, jax.device_get(b).params)), strict=True
     ):
-        np.testing.assert_allclose(x, y, atol=atol, err_msg=str(path))
+        np.testing.assert_allclose(x, y, atol=2e-6, err_msg=str(path))
     for name, (total, weight) in a.sums.items():
         np.testing.assert_allclose(b.sums[name], [total, weight], rtol=1e-4, err_msg=name)
 
@@ -125,13 +125,12 @@ def test_train_step_all_gathers_kernels_twice_but_no_embeddings_or_states(mesh_s
 
 
 @pytest.mark.devices
-@pytest.mark.parametrize("grad_accum_steps", [pytest.param(2, marks=pytest.mark.slow), 4])
-def test_accumulated_gradient_equals_the_gradient_of_the_batch(grad_accum_steps):
+def test_accumulated_gradient_equals_the_gradient_of_the_batch():
     # With micro-batches of equal weights, the test would also pass for a mean of micro-batch means.
     weights = uneven_batch(0)["masked_lm_weights"].sum(1)
-    assert weights[::2].sum() != weights[1::2].sum()
+    assert len({weights[start::4].sum() for start in range(4)}) > 1
     config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    assert_states_close(single_device_state(config), run((2, 1, 1), grad_accum_steps, config))
+    assert_states_close(single_device_state(config), run((2, 1, 1), 4, config))
 
 
 @pytest.mark.ci
@@ -162,23 +161,3 @@ def test_head_steps_need_parameters_outside_the_encoder():
         make_train_step(OBJECTIVE, optimizer, ONE_DEVICE, 1, head_only=True)
     with pytest.raises(UsageError, match="head_steps would train nothing"):
         make_train_step(OBJECTIVE, frozen, ONE_DEVICE, 1, head_only=True)
-
-
-@pytest.mark.ci
-def test_state_records_the_first_step_with_a_non_finite_loss():
-    batches = [uneven_batch(seed) for seed in range(4)]
-    batches[2]["masked_lm_weights"][0, 0] = np.inf
-    assert int(run((1, 1, 1), 1, CONFIG, batches).bad_step) == 3
-
-
-def test_padding_rows_do_not_change_evaluation_metrics():
-    params = make_init_state(OBJECTIVE, OPTIMIZER, ONE_DEVICE)(jax.random.key(0)).params
-    evaluate = make_eval_step(OBJECTIVE, ONE_DEVICE)
-    zeros = {metric.name: jnp.zeros(2) for metric in OBJECTIVE.metrics}
-    batch = uneven_batch(0)
-    changed = {name: np.where(np.arange(8)[:, None] == 7, 5, batch[name]) for name in ("input_ids", "masked_lm_ids")}
-    sums, other_sums = (
-        evaluate(params, put_batch(rows, ONE_DEVICE), zeros)[0] for rows in (batch, {**batch, **changed})
-    )
-    assert metric_means(sums) == metric_means(other_sums)
-    assert jax.device_get(sums)["nsp_loss"][1] == 7

@@ -167,22 +167,14 @@ def test_run_makes_no_implicit_transfers_follows_its_config_and_saves_nan_as_a_s
     assert [line.split() for line in log_lines if line.startswith("ratio")] == [["ratio", "nan", "nan"]]
 
 
-@pytest.mark.parametrize(
-    "stops",
-    [
-        ((2, signal.SIGTERM), (9, signal.SIGINT)),
-        pytest.param(((7, signal.SIGHUP),), marks=(pytest.mark.slow, pytest.mark.devices)),
-    ],
-)
-def test_resumed_run_equals_an_uninterrupted_run(corpus, trained, tmp_path, stops, log_lines):
+def test_resumed_run_equals_an_uninterrupted_run(corpus, trained, tmp_path, log_lines):
     task = make(corpus)
-    for at, number in stops:
+    for at, number in ((2, signal.SIGTERM), (9, signal.SIGHUP)):
         loop.train(with_signal(task, at, number), str(tmp_path))
         assert log_lines[-1] == f"stopped by a signal; saved step {at + 1}; run the same command to resume"
         assert find_checkpoint(tmp_path).name == str(at + 1)
     loop.train(task, str(tmp_path))
-    for at, _ in stops:
-        assert f"resumed {tmp_path} at step {at + 1}" in log_lines
+    assert {f"resumed {tmp_path} at step 3", f"resumed {tmp_path} at step 10"} <= {*log_lines}
     assert (tmp_path / "metrics.jsonl").read_text() == (trained / "metrics.jsonl").read_text()
     # A checkpoint saved at a stop does not displace a periodic one.
     saved, expected = ({path.name for path in (run / "checkpoints").iterdir()} for run in (tmp_path, trained))
@@ -206,20 +198,15 @@ def test_run_that_ends_before_or_during_an_evaluation_loses_no_step_and_no_evalu
     jax.tree.map(np.testing.assert_array_equal, load_final_params(tmp_path), load_final_params(trained))
 
 
-def test_resume_ignores_init_from_and_replaces_metric_lines_after_the_checkpoint(
-    corpus, trained, interrupted, log_lines
-):
-    run = interrupted
+def test_resume_replaces_metric_lines_after_the_checkpoint_and_keeps_files_of_the_user(corpus, trained, interrupted):
     # Write a line that is nested too deeply for the JSON parser, and a truncated line.
-    with open(run / "metrics.jsonl", "a") as file:
+    with open(interrupted / "metrics.jsonl", "a") as file:
         file.write("[" * 100_000 + '\n{"step": 14, "lo')
-    (run / "notes.txt").write_text("mine")
-    loop.train(make(corpus), str(run), init_from=find_checkpoint(trained))
-    message = "at step 8; the parameters of --init_from are not loaded, and the run started from different parameters"
-    assert any(message in line for line in log_lines)
-    assert (run / "metrics.jsonl").read_text() == (trained / "metrics.jsonl").read_text()
-    assert json.loads((run / "results.json").read_text())["step"] == 14
-    assert (run / "notes.txt").read_text() == "mine"
+    (interrupted / "notes.txt").write_text("mine")
+    loop.train(make(corpus), str(interrupted))
+    assert (interrupted / "metrics.jsonl").read_text() == (trained / "metrics.jsonl").read_text()
+    assert json.loads((interrupted / "results.json").read_text())["step"] == 14
+    assert (interrupted / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize("is_changed", [False, True])
@@ -254,14 +241,15 @@ def test_small_losses_near_0_do_not_diverge(corpus, loss, diverges):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda task: with_changed_batch(task, 5, with_infinite_weights), "step 6 is not finite; .*/checkpoints/4;"),
-        (with_infinite_second_evaluation, "evaluation loss at step 5 is not finite; .*/checkpoints/4;"),
+        # Step 6 is not finite either. The run logs it, and the error names the first such step.
+        (lambda task: with_changed_batch(task, 4, with_infinite_weights), "step 5 is not finite; .*/checkpoints/4;"),
+        (with_infinite_second_evaluation, "evaluation loss at step 7 is not finite; .*/checkpoints/4;"),
         (lambda task: make(task.config.data.corpus, divergence_factor=0.9), "diverged at step 3.*no checkpoint"),
     ],
 )
 def test_loss_that_is_not_finite_or_diverges_ends_the_run(corpus, tmp_path, change, message):
     with pytest.raises(BertjaxError, match=message):
-        loop.train(change(make(corpus, eval_every=5)), str(tmp_path))
+        loop.train(change(make(corpus)), str(tmp_path))
 
 
 def test_full_disk_error_is_one_line_with_the_last_good_checkpoint(corpus, tmp_path, monkeypatch, capfd, caplog):
@@ -281,19 +269,15 @@ def test_full_disk_error_is_one_line_with_the_last_good_checkpoint(corpus, tmp_p
     assert not [record for record in caplog.records if record.name == "absl"]
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_optimizer_starts_again_with_the_encoder_after_the_head_steps(name, corpus, tmp_path):
+def test_optimizer_starts_again_with_the_encoder_after_the_head_steps(corpus, tmp_path):
     fields = {"steps": 4, "eval_every": 4, "checkpoint_every": 1, "keep_checkpoints": 4, "data__eval_rows": 8}
-    optimizer = {"name": name, "weight_decay": 0.0, "head_steps": 2, "warmup_steps": 0}
+    optimizer = {"name": "adamw", "weight_decay": 0.0, "head_steps": 2, "warmup_steps": 0}
     fields |= {f"optimizer__{name}": value for name, value in optimizer.items()}
     loop.train(make(corpus, **fields), str(tmp_path))
-    before, after = (load_params_on_host(epath.Path(tmp_path / "checkpoints" / step)) for step in "23")
-    changes = {path: after[path] - before[path] for path in before if path.startswith("encoder")}
+    name = "encoder/embeddings/token"
+    before, after = (load_params_on_host(epath.Path(tmp_path / "checkpoints" / step))[name] for step in "23")
     # The first bias-corrected update of a parameter is as large as the learning rate, unless its gradient is tiny.
-    assert np.abs(changes["encoder/embeddings/token"]).max() == pytest.approx(1e-2, rel=1e-3)
-    # Muon scales the update of a kernel to 0.2 times the learning rate.
-    rms = np.sqrt(np.mean(np.square(changes["encoder/layers/mlp_in/kernel"])))
-    assert rms == pytest.approx(2e-3 if name == "muon" else 1e-2, rel=0.2)
+    assert np.abs(after - before).max() == pytest.approx(1e-2, rel=1e-3)
 
 
 def test_watchdog_is_suspended_while_a_finished_run_reads_the_corpus(corpus, tmp_path, monkeypatch):
