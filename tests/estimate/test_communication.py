@@ -27,7 +27,6 @@ def exchanges(sizes, shape, spec, positions=1, name="kernel", **arguments):
 @pytest.mark.parametrize(
     ("sizes", "spec", "arguments", "expected"),
     [
-        ((1, 1, 1), (), {}, {}),
         ((4, 1, 1), (), {}, {("gradients", "all-reduce", "data", False): 2 * 3 / 4 * 2 * 16 * 8}),
         # The gradients of the token table are float32. The table stays sharded over `fsdp`.
         ((4, 1, 1), (), {"name": "token"}, {("gradients", "all-reduce", "data", False): 2 * 3 / 4 * 4 * 16 * 8}),

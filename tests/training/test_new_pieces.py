@@ -133,8 +133,11 @@ def test_missing_masked_lm_head_is_initialized_randomly(vocabularies, domain, tm
     assert_new_rows_are_means(vocabularies, *(params["encoder/embeddings/token"] for params in (before, after)))
 
 
-def test_fine_tuning_rejects_a_checkpoint_without_the_new_pieces(vocabularies, tmp_path, capfd):
+def test_only_pretraining_accepts_a_checkpoint_without_the_new_pieces(vocabularies, domain, tmp_path, capfd):
     released(vocabularies[0], tmp_path / "released")
+    adapt = f"--config={EXPERIMENTS}/adapt.py:corpus={domain},seq_len=16,quick=true"
+    error = refused(capfd, "evaluate", f"--checkpoint={tmp_path}/released", adapt)
+    assert "differs from the data's vocabulary" in error
     table = tmp_path / "table.tsv"
     table.write_text("text\tlabel\nlosuna\ta\nkerona\tb\n")
     config = f"--config={EXPERIMENTS}/text.py:train={table},dev={table},quick=true"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from etils import epath
 from helpers.command_runs import read_metrics
-from helpers.small_run import load_final_params, make, with_changed_batch
+from helpers.small_run import load_final_params, make, with_attributes, with_changed_batch
 
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.errors import BertjaxError, UsageError
@@ -54,9 +54,11 @@ def test_finished_workdir_contains_the_documented_files(corpus, trained):
     assert json.loads((trained / "results.json").read_text())["step"] == 14
 
 
-def test_resume_with_another_config_or_without_the_hash_of_the_data_is_rejected(corpus, trained, tmp_path):
+def test_resume_with_another_config_or_on_other_data_is_rejected(corpus, trained, tmp_path):
     with pytest.raises(UsageError, match=r"optimizer\.learning_rate: 0\.01 -> 0\.005"):
         loop.train(make(corpus, optimizer__learning_rate=5e-3), str(trained))
+    with pytest.raises(UsageError, match="belongs to a run on other data"):
+        loop.train(with_attributes(make(corpus), data_hash="of another corpus"), str(trained))
     run = shutil.copytree(trained, tmp_path / "run")
     (run / "data.json").unlink()
     with pytest.raises(BertjaxError, match="data.json is missing"):
