@@ -34,9 +34,11 @@ from bertjax.convert.convert import (
     convert,
     detect_format,
     read_checkpoint,
+    read_vocabulary,
 )
 from bertjax.convert.family import OUTPUT_KINDS
 from bertjax.convert.portable import read_workdir, write_workdir
+from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.errors import UsageError
 from bertjax.inference.predict import PREDICTORS
 from bertjax.model.config import ARCHITECTURE_FIELDS, Architecture
@@ -44,28 +46,18 @@ from bertjax.tasks.finetuning.output_layer import CLASSES, KINDS, MULTILABEL, SP
 from bertjax.utils.io import temporary_name
 
 
-@pytest.mark.parametrize(
-    "slots, counters",
-    [
-        (("{}/BERTAdam", "{}/BERTAdam_1"), ("beta1_power", "beta2_power")),
-        (("{}/lamb_m", "{}/lamb_v"), ("global_step",)),
-        (("{}/ExponentialMovingAverage",), ()),
-        (("ema/{}", "accum/{}"), ("global_step",)),
-        (("{}/Momentum", "training/SGD/{}/momentum"), ("current_loss_scale", "good_steps")),
-        (("{}/AdamWeightDecayOptimizer/m",), ("loss_scale/value",)),
-    ],
-)
-def test_variables_of_the_training_run_are_ignored(slots, counters, letters, google, tmp_path):
+def test_variables_of_the_training_run_are_ignored(letters, google, tmp_path):
+    slots = ("{}/adam_m", "ema/{}", "training/SGD/{}/momentum", "{}/AdamWeightDecayOptimizer/v")
+
     def change(variables):
         extra = {slot.format(name): 2 * value for name, value in variables.items() for slot in slots}
-        return variables | extra | {name: np.float32(1) for name in counters}
+        return variables | extra | {"loss_scale/value": np.float32(1)}
 
     google_checkpoint(letters, tmp_path / "trained", change)
     trained = read_checkpoint(tmp_path / "trained")
     assert_equal(read_checkpoint(google).params, trained.params)
     (note,) = [note for note in trained.notes if "variables of the training run" in note]
-    names = [name.format("...") for name in (*slots, *counters)]
-    assert all((name if name.endswith("...") else name.rpartition("/")[2]) in note for name in names)
+    assert note.endswith("adam_m, ema/..., momentum, v, value")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +82,7 @@ def test_fine_tuned_google_checkpoint_has_an_output_layer(variables, kind, num_o
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("num_rows", [144, 150, 1000])
+@pytest.mark.parametrize("num_rows", [150, 1000])
 def test_embeddings_without_tokens_are_padding(num_rows, letters, tmp_path):
     rng = np.random.default_rng(0)
     shapes = google_variables(num_rows)
@@ -118,27 +110,16 @@ def test_blank_lines_at_the_end_of_vocab_txt_are_not_tokens(google, tmp_path):
 
 
 @pytest.mark.ci
-def test_untied_embeddings_without_a_decoder_are_accepted(letters, tmp_path):
+def test_encoder_with_untied_embeddings_needs_no_decoder(letters, tmp_path):
     checkpoint = random_checkpoint(letters)
-    for name, modules in (("complete", ("encoder", "pooler", "masked_lm")), ("encoder", ("encoder", "pooler"))):
-        params = {path: array for path, array in checkpoint.params.items() if path.startswith(modules)}
-        (tmp_path / name).mkdir()
-        huggingface.write(dataclasses.replace(checkpoint, params=params), tmp_path / name)
-        edit_json(tmp_path / name / "config.json", tie_word_embeddings=False)
-    assert read_checkpoint(tmp_path / "encoder").modules == {"encoder", "pooler"}
-    with pytest.raises(UsageError, match="missing: cls.predictions.decoder.weight"):
-        read_checkpoint(tmp_path / "complete")
-    # An untied decoder is a parameter.
-    file = tmp_path / "complete" / "model.safetensors"
-    arrays = load_file(file)
-    decoder = arrays["bert.embeddings.word_embeddings.weight"].copy()
-    save_file(arrays | {"cls.predictions.decoder.weight": decoder}, file)
-    assert "masked_lm" in read_checkpoint(tmp_path / "complete").modules
+    params = {path: array for path, array in checkpoint.params.items() if path.startswith(("encoder", "pooler"))}
+    huggingface.write(dataclasses.replace(checkpoint, params=params), tmp_path)
+    edit_json(tmp_path / "config.json", tie_word_embeddings=False)
+    assert read_checkpoint(tmp_path).modules == {"encoder", "pooler"}
 
 
 def test_tied_arrays_may_be_stored_under_the_name_of_the_decoder(letters, tmp_path):
-    checkpoint = random_checkpoint(letters)
-    huggingface.write(checkpoint, tmp_path)
+    huggingface.write(random_checkpoint(letters), tmp_path)
     arrays = load_file(tmp_path / "model.safetensors")
     for name, copy in (
         ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
@@ -146,9 +127,19 @@ def test_tied_arrays_may_be_stored_under_the_name_of_the_decoder(letters, tmp_pa
     ):
         arrays[copy] = arrays.pop(name)
     save_file(arrays, tmp_path / "model.safetensors")
-    params = read_checkpoint(tmp_path).params
-    for name, array in checkpoint.params.items():
-        np.testing.assert_array_equal(params[name], array)
+    assert_equal(read_checkpoint(tmp_path).params, random_checkpoint(letters).params)
+
+
+def test_maximum_word_length_survives_conversions(tmp_path, folder):
+    (folder / "tokenizer.json").unlink()
+    edit_json(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer")
+    own, back = tmp_path / "own", tmp_path / "back"
+    convert(str(folder), str(own), BERTJAX, False)
+    convert(str(own), str(back), HUGGINGFACE, False)
+    for path in (folder, own, back):
+        vocabulary = read_vocabulary(path)
+        assert vocabulary.max_word_chars == 100 and Tokenizer(vocabulary).encode("a" * 101) == [vocabulary.unk_id]
+    assert json.loads((back / "tokenizer_config.json").read_text())["tokenizer_class"] == "BertTokenizer"
 
 
 def test_case_options_set_lower_case_but_are_rejected_for_a_workdir(google, tmp_path, capfd):
@@ -233,12 +224,6 @@ def test_parameters_that_bert_lacks_are_rejected(letters, tmp_path):
         huggingface.write(checkpoint, tmp_path)
 
 
-def test_heads_are_reported(letters, tmp_path, log_lines):
-    google_checkpoint(letters, tmp_path / "google", without("cls/"))
-    convert(str(tmp_path / "google"), str(tmp_path / "own"), BERTJAX, False)
-    assert log_lines[0].endswith("heads: pooler")
-
-
 def test_output_folder_of_trainer_is_rejected_with_its_newest_checkpoint_as_advice(tmp_path):
     for step, seconds in ((500, 1), (1000, 2)):
         (tmp_path / f"checkpoint-{step}").mkdir()
@@ -249,43 +234,33 @@ def test_output_folder_of_trainer_is_rejected_with_its_newest_checkpoint_as_advi
 
 def test_wrong_usage_is_rejected_and_leaves_no_files(google, tmp_path, capfd):
     (tmp_path / "link").symlink_to(google)
-    files, own, source = sorted(google.iterdir()), tmp_path / "own", f"--checkpoint={google}"
+    files, own = sorted(google.iterdir()), tmp_path / "own"
     assert printed(capfd, "convert", google, own).strip() == str(own)
     for code, message, *arguments in (
         (2, "exists; use --overwrite", "convert", google, own),
         (2, "overlap", "convert", google, f"{google.parent}/other/../google", "--overwrite"),
-        (2, "overlap", "convert", google, tmp_path / "link", "--overwrite"),
         (2, "overlap", "convert", google, tmp_path / "link" / "inside"),
-        (2, "overlap", "convert", tmp_path / "link", google, "--overwrite"),
         (2, "use one of bertjax, huggingface", "convert", google, tmp_path / "new", "--format=onnx"),
         (2, "or hf:ORG/NAME", "convert", "bert-base-uncased", tmp_path / "other"),
         (2, "no checkpoint at", "convert", tmp_path, tmp_path.parent / "other"),
         (1, "cannot write the checkpoint /sys/own", "convert", google, "/sys/own"),
-        (1, "/proc/a: ", "features", source, "a", "--output=/proc/a"),
-        (2, "/dev/null is empty", "features", source, "--input=/dev/null"),
+        (1, "/proc/a: ", "features", f"--checkpoint={google}", "a", "--output=/proc/a"),
     ):
         assert message in refused(capfd, *arguments, code=code)
     assert sorted(google.iterdir()) == files and {*tmp_path.iterdir()} == {own, tmp_path / "link"}
 
 
-@pytest.mark.parametrize(
-    ("fmt", "name"),
-    [
-        *(("", name) for name in ("checkpoints/1", "some.index", "notes.txt")),
-        *((fmt, "thesis.tex") for fmt in (BERTJAX, HUGGINGFACE)),
-    ],
-)
-def test_earlier_conversion_is_overwritten_unless_the_folder_has_other_files(fmt, name, google, tmp_path):
-    folder, link, file = tmp_path / "folder", tmp_path / "link", tmp_path / "folder" / name
+@pytest.mark.parametrize("fmt", [BERTJAX, HUGGINGFACE])
+def test_earlier_conversion_is_overwritten_unless_the_folder_has_other_files(fmt, google, tmp_path):
+    folder, link, file = tmp_path / "folder", tmp_path / "link", tmp_path / "folder" / "thesis.tex"
     folder.mkdir()
     link.symlink_to(folder)
-    for _ in range(2 if fmt else 0):
+    for _ in range(2):
         convert(str(google), str(link), fmt, True)
         assert link.is_symlink() and detect_format(folder) == fmt
-    file.parent.mkdir(exist_ok=True)
     file.write_text("mine")
     with pytest.raises(UsageError, match="is not a checkpoint, or contains other files"):
-        convert(str(google), str(folder), fmt or BERTJAX, True)
+        convert(str(google), str(folder), fmt, True)
     assert file.exists()
 
 
@@ -296,7 +271,7 @@ def test_cached_conversion_is_updated_if_the_source_changes(letters, google, tmp
     def conversions():
         with bertjax_checkpoint(str(source), cache_dir) as path:
             assert path == str(cache_dir)
-        return sum(": tensorflow, " in line for line in log_lines)
+        return sum(line.endswith("heads: masked_lm, next_sentence, pooler") for line in log_lines)
 
     assert conversions() == 1
     # A run that was killed after the conversion leaves a temporary folder.

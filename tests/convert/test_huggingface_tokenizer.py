@@ -1,14 +1,15 @@
 """Tokenizers of Hugging Face folders: the token ids of AutoTokenizer, from any of the files that define them."""
 
 import json
+import shutil
+import string
 
 import pytest
-from helpers.checkpoints import edit_json, random_checkpoint
+from helpers.checkpoints import edit_json
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from bertjax.convert import huggingface
-from bertjax.convert.convert import BERTJAX, HUGGINGFACE, convert, read_checkpoint, read_vocabulary
+from bertjax.convert.convert import BERTJAX, convert, read_checkpoint, read_vocabulary
 from bertjax.convert.huggingface_tokenizer import read_tokenizer, write_tokenizer
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, TOKENIZER_JSON, WORDPIECE, load_vocabulary
@@ -68,13 +69,6 @@ def test_tokenizer_json_alone_is_enough(folder):
     assert [note for note in checkpoint.notes if "ignored max_input_chars_per_word of tokenizer.json" in note]
 
 
-def test_exported_tokenizer_json_encodes_text_as_bertjax_does(folder):
-    text = f"caf\u00e9 {'a' * 150} {'b' * 201} THE!"
-    tokenizer = HuggingFaceTokenizer.from_file(str(folder / "tokenizer.json"))
-    expected = tokenizer.encode(text, add_special_tokens=False).ids
-    assert Tokenizer(read_checkpoint(folder).vocabulary).encode(text) == expected
-
-
 def added_tokens(ids):
     """Returns the fields of each file that define `<ent>` and the special token `[E1]`, by the place of the tokens."""
     flags = dict.fromkeys(("lstrip", "rstrip", "single_word"), False)
@@ -106,8 +100,6 @@ def test_added_token_has_one_id_whichever_file_defines_it(place, plain, save_jso
         assert (size in ids, size + 1 in ids) == ("<ent>" in text, "[E1]" in text)
         assert len(ids) == len(tokenizer.encode(text.replace("<ent>", " ").replace("[E1]", " "))) + 1
     assert not vocabulary.is_continuation[[size, size + 1]].any()
-    ids, spans = tokenizer.encode_with_offsets("a <ent>b")
-    assert ids[1] == size and spans.tolist() == [[0, 1], [2, 7], [7, 8]]
     assert tokenizer.decode(tokenizer.encode("<ent> ace")) == "<ent> ace"
     # Export preserves the ids.
     (tmp_path / "out").mkdir()
@@ -127,10 +119,8 @@ def test_properties_of_added_tokens_are_applied(save_json, plain):
     assert words.count(tag) == 1 and words[-1] == tag
     assert len(spaces) == 3 and spaces[1] == ent
     assert cases == [e1, e1]
-    vocabulary = read_tokenizer(plain)[0]
-    assert vocabulary.pieces[e1] == "[E1]"
-    _, spans = Tokenizer(vocabulary).encode_with_offsets("a <ent> b")
-    assert spans[1, 0] == 2  # The span excludes the space that the token strips.
+    _, spans = Tokenizer(read_tokenizer(plain)[0]).encode_with_offsets("a <ent> b")
+    assert spans[1].tolist() == [2, 7]  # The span excludes the spaces that the token strips.
 
 
 @pytest.mark.parametrize("name, is_special", [("extra_special_tokens", True), ("additional_special_tokens", False)])
@@ -149,9 +139,7 @@ def test_dropout_of_a_byte_pair_tokenizer_is_ignored(letters, plain, save_json):
         tokenizer.model = models.BPE(vocab, [("a", "b")], dropout=0.5, unk_token="[UNK]")
 
     save_json(change)
-    ignored, segments = read_tokenizer(plain)[2]
-    assert ignored == "ignored dropout=0.5 of tokenizer.json, so that a text always has the same tokens"
-    assert segments.startswith("both texts of a pair have segment 0, as in transformers")
+    assert "ignored dropout=0.5 of tokenizer.json" in read_tokenizer(plain)[2][0]
     tokenizer = Tokenizer(load_vocabulary(plain / "tokenizer.json"))
     for ids in (*encode(plain, ["ab"] * 30), *(tokenizer.encode("ab") for _ in range(30))):
         assert ids == [vocab["ab"]]
@@ -176,42 +164,24 @@ TOKENIZERS = {
     "digits": lambda t: setattr(
         t, "pre_tokenizer", pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Digits(True)])
     ),
-    "whitespace": lambda t: setattr(t, "pre_tokenizer", pre_tokenizers.WhitespaceSplit()),
-    "replace": lambda t: setattr(
-        t, "normalizer", normalizers.Sequence([normalizers.Replace("a", "o"), normalizers.Lowercase()])
-    ),
     "accents": lambda t: setattr(t, "normalizer", normalizers.BertNormalizer(strip_accents=False)),
-    "clean_text": lambda t: setattr(t, "normalizer", normalizers.BertNormalizer(clean_text=False)),
     "chinese": lambda t: setattr(t, "normalizer", normalizers.BertNormalizer(handle_chinese_chars=False)),
     "limit": lambda t: setattr(t.model, "max_input_chars_per_word", 20),
     "truncation": lambda t: t.enable_truncation(4),
 }
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_tokenizer_json_of_a_generic_class_is_used_as_it_is(name, save_json, plain):
-    tokenizer = save_json(TOKENIZERS[name])
-    tokenizer.no_truncation()
-    expected = [tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
-    vocabulary = read_tokenizer(plain)[0]
-    assert encode(plain) == expected
-    assert vocabulary.kind == (WORDPIECE if name in ("limit", "truncation") else TOKENIZER_JSON)
-
-
 def test_options_of_bert_tokenizer_replace_those_of_tokenizer_json(save_json, plain):
-    save_json(TOKENIZERS["digits"], tokenizer_class="BertTokenizerFast", do_lower_case=True)
-    vocabulary, _, notes = read_tokenizer(plain)
-    assert vocabulary.kind == WORDPIECE
-    assert notes == ["ignored pre_tokenizer of tokenizer.json, as transformers does for tokenizer_class BertTokenizer"]
-
     def change(tokenizer):
-        ids = {piece: tokenizer.token_to_id(piece) for piece in SPECIAL_PIECES}
+        TOKENIZERS["digits"](tokenizer)
         tokenizer.model.continuing_subword_prefix = "@@"
         tokenizer.model.unk_token = "a"
-        tokenizer.post_processor = processors.RobertaProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
+        tokenizer.post_processor = processors.RobertaProcessing(("[SEP]", 3), ("[CLS]", 2))
 
     save_json(change, tokenizer_class="BertTokenizerFast", do_lower_case=True)
-    assert read_tokenizer(plain)[2][0].startswith("ignored unk_token, continuing_subword_prefix, post_processor of")
+    vocabulary, _, (note,) = read_tokenizer(plain)
+    assert vocabulary.kind == WORDPIECE
+    assert note.startswith("ignored pre_tokenizer, unk_token, continuing_subword_prefix, post_processor of")
     save_json(tokenizer_class="BertTokenizerFast", do_lower_case=True)
     assert read_tokenizer(plain)[2] == []
     edit_json(plain / "tokenizer_config.json", model_input_names=["input_ids"])
@@ -244,8 +214,7 @@ def test_one_special_token_may_have_two_roles(save_json, plain):
 @pytest.mark.parametrize(
     ("single", "pair", "separators", "pair_segments"),
     [
-        ("[CLS] $A", "[CLS] $A [SEP] $B:1", (1, 0), True),
-        ("[CLS] $A [SEP]", "[CLS] $A [SEP] [SEP] $B:1 [SEP]:1", (2, 1), True),
+        ("[CLS] $A", "[CLS] $A [SEP] [SEP] $B:1", (2, 0), True),
         ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]", (1, 1), False),
         ("[CLS] $A [SEP]", "[CLS] $A [SEP]:1 $B:1 [SEP]:1", (0, 1), True),
     ],
@@ -259,7 +228,6 @@ def test_templates_of_a_generic_class_are_used(single, pair, separators, pair_se
     assert others[0] == pair_segments and bool(others[1]) == (separators[0] == 0)
 
 
-BERT_CLASS = {"tokenizer_class": "BertTokenizer"}
 TRUNCATION = {"direction": "Left", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
 SEGMENT_1 = processors.TemplateProcessing(
     "[CLS] $A:1 [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", TEMPLATE_IDS
@@ -270,16 +238,16 @@ def edit(name, **fields):
     return lambda folder: edit_json(folder / name, **fields)
 
 
+def remove_json(folder):
+    (folder / "tokenizer.json").unlink()
+
+
 @pytest.mark.parametrize(
     ("config", "change", "message"),
     [
         ({"tokenizer_class": "BertJapaneseTokenizer"}, None, "has tokenizer_class 'BertJapaneseTokenizer', which"),
         ({"tokenizer_class": None}, edit("config.json", tokenizer_class="BertJapaneseTokenizer"), "BertJapanese"),
-        (
-            {"tokenizer_class": "XLNetTokenizer"},
-            lambda folder: (folder / "tokenizer.json").unlink(),
-            "bertjax does not",
-        ),
+        ({"tokenizer_class": "XLNetTokenizer"}, remove_json, "which bertjax does not support"),
         ({"auto_map": {"AutoTokenizer": ["a.B", None]}}, None, "needs custom code"),
         ({"auto_map": ["a.B", None]}, None, "needs custom code"),
         ({"split_special_tokens": True}, None, "has split_special_tokens=true"),
@@ -293,13 +261,14 @@ def edit(name, **fields):
             r"'a' as .CLS. a .SEP. in the segments \[0, 1, 0\], not",
         ),
         ({}, edit("added_tokens.json", **{"<ent>": 1000}), "the added token '<ent>' has id 1000, but it is token"),
-        ({}, lambda folder: (folder / "tokenizer.json").unlink(), "but lacks tokenizer.json, which"),
-        ({"tokenizer_class": ""}, lambda folder: (folder / "tokenizer.json").unlink(), "but lacks tokenizer.json"),
-        (BERT_CLASS, edit("tokenizer.json", model={"type": "BPE"}), "BertTokenizer', which does not fit the BPE model"),
+        ({}, remove_json, "but lacks tokenizer.json, which"),
         ({"tokenizer_class": "RobertaTokenizer"}, None, "'RobertaTokenizer', which does not fit the WordPiece model"),
-        (BERT_CLASS, edit("tokenizer.json", model={}), "cannot build the tokenizer of .*: 'vocab'"),
-        ({**BERT_CLASS, "do_lower_case": "false"}, None, "cannot build the tokenizer"),
-        ({**BERT_CLASS, "unk_token": None}, None, "cannot build .*: a special token is None, not a string"),
+        (
+            {"tokenizer_class": "BertTokenizer"},
+            edit("tokenizer.json", model={}),
+            "cannot build the tokenizer",
+        ),
+        ({"tokenizer_class": "BertTokenizer", "unk_token": None}, None, "a special token is None, not a string"),
     ],
 )
 def test_unsupported_tokenizer_is_rejected(config, change, message, save_json, plain):
@@ -320,18 +289,15 @@ def test_tokenizer_json_of_an_unknown_class_is_used_as_it_is(save_json, plain):
 def test_capitals_of_a_bare_vocab_txt_decide_the_case(plain):
     vocabulary, _, notes = read_tokenizer(plain)
     assert vocabulary.lower_case and "do_lower_case is not set in tokenizer_config.json; assuming true" in notes[0]
-    with open(plain / "vocab.txt", "a") as file:
-        file.write("COVID\n<NUM>\n")
-    vocabulary, _, notes = read_tokenizer(plain)
-    assert vocabulary.lower_case and "tokens with capitals never occur: COVID, <NUM>" in notes[1]
     assert not read_tokenizer(plain, lower_case=False)[0].lower_case
     with open(plain / "vocab.txt", "a") as file:
-        file.write("\n".join(map(chr, range(65, 91))) + "\n")
+        file.write("\n".join(string.ascii_uppercase))
     vocabulary, _, notes = read_tokenizer(plain)
     assert not vocabulary.lower_case and "assuming false, since tokens have capitals" in notes[0]
     # As in transformers, text is lower-cased if the config lacks `do_lower_case`.
     edit_json(plain / "tokenizer_config.json", model_max_length=512)
-    assert read_tokenizer(plain)[0].lower_case
+    vocabulary, _, notes = read_tokenizer(plain)
+    assert vocabulary.lower_case and "tokens with capitals never occur: A, B, " in notes[1]
 
 
 def test_case_option_does_not_change_a_generic_tokenizer_json(save_json, plain):
@@ -341,45 +307,26 @@ def test_case_option_does_not_change_a_generic_tokenizer_json(save_json, plain):
         read_tokenizer(plain, lower_case=False)
 
 
-def test_maximum_word_length_survives_conversions(letters, tmp_path, folder):
-    word = "a" * 101
-    assert len(Tokenizer(load_vocabulary(letters)).encode(word)) == 101
-    (folder / "tokenizer.json").unlink()
-    edit_json(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer")
-    source = folder
-    for fmt in (BERTJAX, HUGGINGFACE, BERTJAX, HUGGINGFACE):
-        target = tmp_path / f"{source.name}_{fmt}"
-        convert(str(source), str(target), fmt, False)
-        vocabulary = read_vocabulary(target)
-        assert vocabulary.max_word_chars == 100 and Tokenizer(vocabulary).encode(word) == [vocabulary.unk_id]
-        source = target
-    assert json.loads((source / "tokenizer_config.json").read_text())["tokenizer_class"] == "BertTokenizer"
-
-
-def test_tokenizer_json_survives_in_a_workdir(letters, tmp_path, save_json, plain):
+def test_tokenizer_json_survives_in_a_workdir(folder, tmp_path, save_json, plain):
     save_json(TOKENIZERS["digits"])
-    checkpoint = random_checkpoint(letters)
-    (tmp_path / "model").mkdir()
-    huggingface.write(checkpoint, tmp_path / "model")
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / "model" / name).write_bytes((plain / name).read_bytes())
-    convert(str(tmp_path / "model"), str(tmp_path / "own"), BERTJAX, False)
+        shutil.copy(plain / name, folder)
+    convert(str(folder), str(tmp_path / "own"), BERTJAX, False)
     vocabulary = read_vocabulary(tmp_path / "own")
     tokenizer = Tokenizer(vocabulary)
-    assert vocabulary.kind == TOKENIZER_JSON and vocabulary.special_ids == checkpoint.vocabulary.special_ids
+    assert vocabulary.kind == TOKENIZER_JSON
     assert [tokenizer.encode(text) for text in TEXTS] == encode(plain)
     assert tokenizer.decode(tokenizer.encode("thing 12")) == "thing 1 2"
 
 
-@pytest.mark.parametrize("tokenizer_class", ["BertTokenizer", "BertTokenizerFast", "PreTrainedTokenizerFast", None, ""])
+@pytest.mark.parametrize("tokenizer_class", ["BertTokenizerFast", "PreTrainedTokenizerFast", None, ""])
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_ids_equal_those_of_auto_tokenizer(name, tokenizer_class, save_json, plain, tmp_path):
     transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[parity]'")
-    added = [AddedToken("<tag>", single_word=True), AddedToken("[E1]", lstrip=True, special=True)]
 
     def change(tokenizer):
         TOKENIZERS[name](tokenizer)
-        tokenizer.add_tokens(added)
+        tokenizer.add_tokens([AddedToken("<tag>", single_word=True), AddedToken("[E1]", lstrip=True, special=True)])
 
     save_json(change, **SPECIAL_TOKENS, tokenizer_class=tokenizer_class)
     expected = transformers.AutoTokenizer.from_pretrained(plain)
@@ -390,8 +337,6 @@ def test_ids_equal_those_of_auto_tokenizer(name, tokenizer_class, save_json, pla
     edit_json(tmp_path / "out" / "config.json", model_type="bert")
     exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in TEXTS:
-        assert exported(text, "a b")["token_type_ids"] == [
-            *[0] * (len(expected.encode(text))),
-            *[1] * (len(expected.encode("a b")) - 1),
-        ]
-        assert exported.encode(text, "a b") == expected.encode(text, "a b")
+        first, second = expected.encode(text), expected.encode("a b")[1:]
+        assert exported(text, "a b")["input_ids"] == first + second
+        assert exported(text, "a b")["token_type_ids"] == [0] * len(first) + [1] * len(second)

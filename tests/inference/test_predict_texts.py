@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 from etils import epath
 from flax.traverse_util import unflatten_dict
-from helpers.checkpoints import random_checkpoint
+from helpers.checkpoints import edit_json, random_checkpoint
 from helpers.commanding import printed, refused
 
 import bertjax
 from bertjax.cli import main as cli
 from bertjax.config.mesh import MeshConfig
 from bertjax.convert import huggingface
+from bertjax.convert.convert import convert
 from bertjax.convert.portable import write_workdir
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.errors import UsageError
@@ -171,8 +172,6 @@ def test_tagger_keeps_the_words_of_a_tuple_and_splits_text_at_punctuation(folder
     assert record["words"] == ["Al", "saw", "[MASK]", "-", "Jo", ",", "(", "once", ")", "."]
     assert [text[start:end] for start, end in record["spans"]] == record["words"]
     assert record["prediction"] == tagger.predict([tuple(record["words"])])[0]["prediction"]
-    lines = run_predict(capfd, folders[TAGS], text).splitlines()
-    assert [line.split()[0] for line in lines[1:]] == record["words"]
 
     tags = iter(["B-X", "O", "O", "O", "B-X", "I-X", "I-X", "O", "O", "B-X"])
     logits_of_tag = {tag: 9.0 * (np.arange(3) == index) for index, tag in enumerate(LABELS[TAGS])}
@@ -185,9 +184,8 @@ def test_tagger_keeps_the_words_of_a_tuple_and_splits_text_at_punctuation(folder
     ]
 
 
-@pytest.mark.parametrize("labels", [("DET", "NOUN", "O"), ("B-X", "O", "[SEP]")])
-def test_tags_without_scheme_have_no_entities(labels, letters, tmp_path):
-    huggingface.write(random_checkpoint(letters, TAGS, labels), tmp_path)
+def test_tags_without_scheme_have_no_entities(letters, tmp_path):
+    huggingface.write(random_checkpoint(letters, TAGS, ("DET", "NOUN", "O")), tmp_path)
     (record,) = bertjax.load(tmp_path).predict(["a dog"])
     assert "entities" not in record and record["spans"] == [[0, 1], [2, 5]]
 
@@ -227,36 +225,38 @@ def test_fill_mask_accepts_a_mask_token_with_another_name(folders, tmp_path, cap
     assert "no <mask> in 'b'; write <mask> in place of the word" in error and not output
 
 
-def test_log_names_the_activation_of_a_cross_encoder(folders, tmp_path):
-    for name, field, expected in (
+@pytest.mark.parametrize(
+    ("name", "fields", "activation"),
+    [
         ("number", {}, "torch.nn.Sigmoid"),
         ("number", {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, ""),
         ("number", {"sbert_ce_default_activation_function": "torch.nn.Tanh"}, "torch.nn.Tanh"),
-        (CLASSES, {"sentence_transformers": {"activation_fn": "torch.nn.Softmax"}}, "torch.nn.Softmax"),
         (CLASSES, {}, ""),
-    ):
-        config = json.loads((folders[name] / "config.json").read_text()) | field
-        folder = shutil.copytree(folders[name], tmp_path / "model", dirs_exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config))
-        notes = [note for note in huggingface.read(folder).notes if "CrossEncoder" in note]
-        assert [note.split()[4] for note in notes] == [expected][: bool(expected)]
-        # Conversions to and from bertjax's format keep the activation.
-        for file_format, source in (("bertjax", folder), ("huggingface", tmp_path / "bertjax")):
-            arguments = [f"{source}", f"{tmp_path / file_format}", f"--format={file_format}", "--overwrite"]
-            cli.main(["convert", *arguments])
-        assert huggingface.read(tmp_path / "huggingface").activation == huggingface.read(folder).activation
+    ],
+)
+def test_activation_of_a_cross_encoder_is_noted_and_survives_conversions(name, fields, activation, folders, tmp_path):
+    folder, own, back = shutil.copytree(folders[name], tmp_path / "model"), tmp_path / "own", tmp_path / "back"
+    edit_json(folder / "config.json", **fields)
+    checkpoint = huggingface.read(folder)
+    notes = [note for note in checkpoint.notes if "CrossEncoder" in note]
+    assert notes == ([f"predict does not apply {activation} to logits, unlike CrossEncoder"] if activation else [])
+    convert(str(folder), str(own), "bertjax", overwrite=False)
+    convert(str(own), str(back), "huggingface", overwrite=False)
+    assert huggingface.read(back).activation == checkpoint.activation
+
+
+def test_prompt_lower_casing_and_token_limit_of_a_cross_encoder_are_noted(folders, tmp_path):
+    folder = shutil.copytree(folders[CLASSES], tmp_path / "model")
     settings = {"activation_fn": "torch.nn.ReLU", "prompts": {"q": "query: "}, "default_prompt_name": "q"}
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    edit_json(folder / "config_sentence_transformers.json", **settings)
+    edit_json(folder / "sentence_bert_config.json", do_lower_case=True)
+    edit_json(folder / "tokenizer_config.json", model_max_length=9)
+    note = "predict does not apply torch.nn.ReLU to logits and the prompt 'query: ' to texts"
+    limit = "ignored model_max_length=9: texts are truncated to 40 tokens"
+    assert {f"{note}, unlike CrossEncoder", limit} <= {*huggingface.read(folder).notes}
     module = {"name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
-    (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
-    expected = "predict does not apply torch.nn.ReLU to logits and the prompt 'query: ' to texts"
-    assert f"{expected}, unlike CrossEncoder" in huggingface.read(folder).notes
     (folder / "modules.json").write_text(json.dumps([module]))
-    expected += " and lower-casing to texts, unlike CrossEncoder"
-    (folder / "tokenizer_config.json").write_text('{"model_max_length": 9}')
-    assert {expected, "ignored model_max_length=9: texts are truncated to 40 tokens"} <= {
-        *huggingface.read(folder).notes
-    }
+    assert f"{note} and lower-casing to texts, unlike CrossEncoder" in huggingface.read(folder).notes
 
 
 def test_wrong_usage_is_rejected(folders, capfd, tmp_path):
@@ -277,7 +277,6 @@ def test_wrong_usage_is_rejected(folders, capfd, tmp_path):
         (folders[CLASSES], "a --seq_len=41", "seq_len=41 is out of range; use 8 to 40"),
         (folders[CLASSES], "--text=nothing", "cannot read"),
         (folders[CLASSES], "--text=rows.jsonl", "rows.jsonl is a jsonl table"),
-        (folders[CLASSES], "--text=rows.json", "rows.json is a json table"),
         (folders[CLASSES], f"--text={tmp_path}/objects.txt", "objects.txt contains JSON or markup, not one text per"),
     ):
         assert message in refused(capfd, "predict", f"--checkpoint={folder}", *arguments.split())

@@ -26,14 +26,11 @@ def bert(pretrained):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_vectors_do_not_depend_on_the_block_size(bert, pooling, monkeypatch):
-    expected = bert.encode(TEXTS, pooling=pooling).pooled
+def test_vectors_do_not_depend_on_the_block_size(bert, monkeypatch):
+    expected = bert.encode(TEXTS, pooling="mean").pooled
     monkeypatch.setattr(encode, "_BLOCK_TEXTS", 5)
-    np.testing.assert_allclose(bert.encode(iter(TEXTS), pooling=pooling).pooled, expected, rtol=1e-6, atol=1e-6)
-    assert bert.encode([], pooling=pooling).pooled.shape == (0, 16)
-    with pytest.raises(bertjax.UsageError, match="texts must be a list"):
-        bert.encode("a film", pooling=pooling)
+    np.testing.assert_allclose(bert.encode(iter(TEXTS), pooling="mean").pooled, expected, rtol=1e-6, atol=1e-6)
+    assert bert.encode([], pooling="mean").pooled.shape == (0, 16)
 
 
 def test_only_texts_of_one_block_are_in_memory(bert, small_blocks):
@@ -78,8 +75,6 @@ def test_unfinished_vectors_of_another_call_are_rejected(bert, tmp_path, small_b
         (bert, TEXTS, {"pooling": "cls"}, "different pooling"),
         (bert, TEXTS, {"prompt": "a "}, "different prompt"),
         (bert, TEXTS[:8], {}, "00001.npz was created from different texts"),
-        (bert, ["a movie", *TEXTS[1:]], {}, "00000.npz was created from different texts"),
-        (bert, TEXTS, {"pooling": None}, "has no pooling module; set pooling to 'cls' or 'mean'"),
     ):
         with pytest.raises(bertjax.UsageError, match=message):
             model.encode(texts, **{"pooling": "mean", "output": output, **options})
