@@ -100,6 +100,16 @@ def test_encode_follows_the_modules_of_a_sentence_transformers_folder(pretrained
         assert encoded.last_hidden_state is None and encoded.attention_mask is None
 
 
+def test_embedder_lower_cases_the_text_for_a_cased_tokenizer(pretrained, tmp_path):
+    folder = sentence_transformer(pretrained, tmp_path / "model", MEAN, do_lower_case=True)
+    # The vocabulary has no capitals.
+    write_json(folder / "tokenizer_config.json", {"do_lower_case": False, "tokenizer_class": "BertTokenizer"})
+    convert(str(folder), str(tmp_path / "workdir"), "bertjax", overwrite=False)
+    for path in (folder, tmp_path / "workdir"):
+        bert = bertjax.load(path)
+        np.testing.assert_array_equal(bert.encode(["A B"]).pooled, bert.encode(["a b"]).pooled)
+
+
 @pytest.mark.ci
 def test_prompt_is_the_default_a_named_or_any_other_prompt(pretrained, tmp_path):
     folder = sentence_transformer(pretrained, tmp_path / "model", MEAN)
@@ -109,6 +119,8 @@ def test_prompt_is_the_default_a_named_or_any_other_prompt(pretrained, tmp_path)
     expected = bert.encode(["he a b"], prompt="").pooled
     for options in ({}, {"prompt": "he "}, {"prompt_name": "query"}, {"pooling": "mean", "prompt_name": "query"}):
         np.testing.assert_allclose(bert.encode(["a b"], **options).pooled, expected, atol=1e-6)
+    convert(str(folder), str(tmp_path / "workdir"), "bertjax", overwrite=False)
+    np.testing.assert_allclose(bertjax.load(tmp_path / "workdir").encode(["a b"]).pooled, expected, atol=1e-6)
     without_prompt = bert.encode(["a b"], pooling="mean").pooled
     np.testing.assert_allclose(bert.encode(["a b"], prompt="").pooled, without_prompt, atol=1e-6)
     with pytest.raises(bertjax.UsageError, match="prompt_name='title' is unknown; .* has the prompts: 'query'"):

@@ -131,6 +131,7 @@ def test_files_that_do_not_match_their_hashes_are_removed(server):
     ("status", "error", "message"),
     [
         (401, UsageError, "no access to hf:org/bert .status 401.; set HF_TOKEN"),
+        (403, UsageError, "no access to hf:org/bert .status 403.; set HF_TOKEN"),
         (429, BertjaxError, "too many requests to the server of hf:org/bert; wait"),
         (500, BertjaxError, "cannot reach hf:org/bert: .*500.*; check the network, then repeat the command"),
     ],

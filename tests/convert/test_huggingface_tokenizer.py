@@ -171,6 +171,13 @@ TOKENIZERS = {
 }
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_tokenizer_json_of_a_generic_class_is_used_as_it_is(name, save_json, plain):
+    tokenizer = save_json(TOKENIZERS[name])
+    tokenizer.no_truncation()
+    assert encode(plain) == [tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
+
+
 def test_options_of_bert_tokenizer_replace_those_of_tokenizer_json(save_json, plain):
     def change(tokenizer):
         TOKENIZERS["digits"](tokenizer)
