@@ -80,7 +80,7 @@ def state(path: Path, root: Path | None = None) -> dict[str, str]:
     for file in path.rglob("*"):
         name = str(file.relative_to(path))
         if file.name == "checkpoints" and (step := newest_checkpoint(file.parent)) is not None:
-            # Read in a fork: tensorstore starts threads, and a process with threads must not fork commands.
+            # Read in a child process: tensorstore starts threads, and a process with threads must not fork commands.
             with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
                 arrays = pool.submit(checkpoint_arrays, file / str(step)).result()
             contents |= {f"{name}/{step}/{key}": array for key, array in arrays.items()}

@@ -79,7 +79,7 @@ def test_rows_that_an_annotator_rejected_or_ignored_are_not_used_for_training(tm
     assert rows == [(1, "accept", "x")] and [*stats.skipped] == ["with the answer 'reject'", "with the answer 'ignore'"]
     kept, stats = read_rows(tmp_path, content, form="jsonl", keep_short=True)
     assert len(kept) == 3 and [*stats.noted] == ["with the answer 'reject'", "with the answer 'ignore'"]
-    # Rows that are kept are not scored.
+    # `keep_short` keeps rejected and ignored rows, but they are not scored.
     path = tmp_path / "rows.jsonl"
     path.write_text(content)
     columns, stats = ["text", "label"], ReadStats("")

@@ -68,7 +68,7 @@ WORDS, TAGS = [["EU", "#"], ["Bob", "in"]], [["B-ORG", "O"], ["I-PER", "O"]]
         "1-1\tEU\tB-ORG\n1-2\t#\tO\n\n2-1\tBob\tI-PER\n2-2\tin\tO\n",
         # WikiANN.
         "en:EU B-ORG\nen:# O\n\nen:Bob I-PER\nen:in O\n",
-        # CoNLL-U: comments, and lines of a range and of an empty word.
+        # CoNLL-U: comments, a range of words (multiword token), and an empty word.
         "# text = EU # O\n1-2\tEU#\t_\n1\tEU\tB-ORG\n2\t#\tO\n2.1\tx\t_\n\n# O\n1\tBob\tI-PER\n2\tin\tO\n",
         # GermEval: outer and inner tags.
         "#\thttp://x [2009]\n1\tEU\tB-ORG\tB-PER\n2\t#\tO\tO\n\n#\ty\n1\tBob\tI-PER\tO\n2\tin\tO\tO\n",

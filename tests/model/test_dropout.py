@@ -72,3 +72,10 @@ def test_scale_of_kept_elements_is_unbiased(dtype):
 
 def test_mask_of_a_row_does_not_depend_on_the_number_of_rows():
     np.testing.assert_array_equal(dropped((4, 6, 8), 0), dropped((9, 6, 8), 0)[:4])
+
+
+def test_backward_pass_drops_the_same_elements():
+    x = jax.random.normal(jax.random.key(0), (4, 6, 10))
+    out, back = jax.vjp(lambda x: dropout(x, 0.3, jax.random.key(1)), x)
+    (gradient,) = back(jnp.ones_like(x))
+    np.testing.assert_allclose(gradient, np.where(np.asarray(out) == 0, 0, out / x), rtol=1e-6)

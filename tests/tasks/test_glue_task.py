@@ -35,7 +35,7 @@ def test_training_learns_cola_and_evaluates_once_per_epoch(cola):
 
 
 @pytest.mark.ci
-def test_predictions_for_data_and_for_a_text_file_are_equal_and_in_input_order(cola, glue, capfd, tmp_path):
+def test_predictions_for_the_dev_file_and_for_a_text_file_are_equal_and_in_input_order(cola, glue, capfd, tmp_path):
     path, jsonl_path = predict(capfd, cola, tmp_path, "--split=dev", "--columns=sentence,source", "--logits")
     assert (path.name, jsonl_path.name) == ("CoLA.tsv", "CoLA.jsonl")
     rows = list(csv.reader(path.open(), delimiter="\t"))

@@ -171,7 +171,7 @@ def test_older_checkpoint_without_metadata_is_moved_aside(workdir, log_lines):
     assert (workdir / DAMAGED / "1").is_dir() and "1 is damaged" in log_lines[0]
 
 
-def test_save_that_times_out_is_reported_as_lost(workdir, state, monkeypatch):
+def test_save_that_times_out_raises_a_lost_error(workdir, state, monkeypatch):
     with opened(workdir) as checkpoints:
         monkeypatch.setattr(checkpoints._manager, "save", Mock(side_effect=TimeoutError("timed out")))
         with pytest.raises(LostError, match="failed .timed out.; the last good checkpoint is .*3"):

@@ -132,7 +132,7 @@ def test_different_workdirs_end_all_processes_with_the_same_error(corpus, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
-def test_other_process_exits_for_a_restart_if_one_is_killed(corpus, tmp_path, killed):
+def test_other_process_exits_with_the_code_for_a_restart_if_one_is_killed(corpus, tmp_path, killed):
     schedule = ("--config.steps=100000", "--config.log_every=2", "--config.eval_every=100000")
     timeout = "--config.cluster.heartbeat_timeout_seconds=10"
     command = train_command(corpus, tmp_path, "--distributed", *schedule, timeout)
@@ -147,7 +147,7 @@ def test_other_process_exits_for_a_restart_if_one_is_killed(corpus, tmp_path, ki
 
 
 @pytest.mark.slow
-def test_process_exits_for_a_restart_if_initialization_times_out(corpus, tmp_path):
+def test_process_exits_with_the_code_for_a_restart_if_initialization_times_out(corpus, tmp_path):
     command = train_command(corpus, tmp_path, "--config.cluster.initialization_timeout_seconds=3")
     first, second = start_processes(command, processes=2, devices=1)
     second.kill()
@@ -286,12 +286,28 @@ def metrics(workdir: Path) -> list[float]:
     return [line[name] for line in lines for name in sorted(line)]
 
 
-@pytest.mark.ci
-def test_run_on_a_mesh_across_processes_matches_one_process(corpus, tmp_path, trained):
-    experiment, *overrides = config_arguments(corpus, mesh__data=1, mesh__tensor=2)
-    command = ["train", f"--config={experiment}", *overrides, f"--workdir={tmp_path}/run"]
-    run_commands([command], processes=2, devices=1)
-    np.testing.assert_allclose(metrics(tmp_path / "run"), metrics(trained), rtol=2e-6, atol=1e-7)
+def meshes_on(processes: int, devices: int, *meshes: dict[str, int], mark=pytest.mark.slow):
+    return pytest.param(processes, devices, meshes, marks=mark)
+
+
+@pytest.mark.parametrize(
+    ("processes", "devices", "meshes"),
+    [
+        meshes_on(2, 1, {"data": 1, "tensor": 2}, mark=pytest.mark.ci),
+        meshes_on(2, 1, {"data": 2}, {"data": 1, "fsdp": 2}),
+        meshes_on(2, 2, {"data": 1, "tensor": 4}, {"data": 1, "fsdp": 2, "tensor": 2}, {"fsdp": 4}),
+        meshes_on(4, 1, {"data": 2, "tensor": 2}, {"data": 1, "fsdp": 2, "tensor": 2}),
+    ],
+)
+def test_runs_on_meshes_across_processes_match_one_process(corpus, tmp_path, trained, processes, devices, meshes):
+    commands = []
+    for index, mesh in enumerate(meshes):
+        experiment, *overrides = config_arguments(corpus, **{f"mesh__{axis}": size for axis, size in mesh.items()})
+        commands.append(["train", f"--config={experiment}", *overrides, f"--workdir={tmp_path}/{index}"])
+    run_commands(commands, processes, devices)
+    for index, mesh in enumerate(meshes):
+        values = metrics(tmp_path / str(index))
+        np.testing.assert_allclose(values, metrics(trained), rtol=2e-6, atol=1e-7, err_msg=str(mesh))
 
 
 def command(name: str, config_flag: str, init_from: Path, workdir: Path, *options: str) -> list[str]:
