@@ -1,4 +1,7 @@
-"""`bertjax train` and `bertjax sweep`: one training run, or runs over a grid of hyperparameters and random seeds."""
+"""`bertjax train` and `bertjax sweep`: one training run, or runs over a grid of hyperparameters and random seeds.
+
+`@command` attaches the options of a command to its function. `main.py` lists the commands.
+"""
 
 import argparse
 import logging

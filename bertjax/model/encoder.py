@@ -167,7 +167,7 @@ class TransformerLayer(nn.Module):
             # Recompute the norm in the backward pass, unless `nn.remat` already recomputes the whole layer.
             norm = make_norm(config, norm_name, recompute=not has_layer_remat(config))
             normed = norm(x) if config.norm_first else x
-            if has_norm is not None:
+            if has_norm is not None:  # ModernBERT
                 normed = jnp.where(has_norm, normed, x)
             total = checkpoint_name(x + dropout(sublayer(normed), config.hidden_dropout_prob, key), RESIDUAL)
             return with_logical_constraint(total if config.norm_first else norm(total), ACTIVATION_AXES)
