@@ -128,7 +128,7 @@ def add_columns(folder):
         (config({"architectures": [{"a": 1}]}), "cannot read .*config.json: TypeError.*; correct its values"),
         (config({"architectures": SEQUENCE, "problem_type": "regression"}), "several outputs"),
         (config({"architectures": TOKEN, "id2label": {"1": "O"}}), "config.json: id2label .* unique"),
-        (config({"architectures": TOKEN, "id2label": {"0": "O", "1": "O"}}), "a unique name"),
+        (config({"architectures": TOKEN, "id2label": {"0": "O", "1": "O"}}), "to unique names"),
         (wrap, "remove the prefix 'module.' from the names"),
         (weights(BIAS, lambda bias: bias, "crf.bias"), "not part of the model: crf.bias; set `architectures` in"),
         (remove_pooler, "missing: bert.pooler.dense.weight, bert.pooler.dense.bias, classifier.weight"),
@@ -163,9 +163,13 @@ def test_unsupported_or_damaged_folder_is_rejected(damage, message, folder):
 @pytest.mark.parametrize(
     ("family", "fields", "message"),
     [
-        (MODERNBERT, {"rope_parameters": {"full_attention": SCALED}}, "rope_parameters .* only rope_type=default"),
+        (
+            MODERNBERT,
+            {"rope_parameters": {"full_attention": SCALED}},
+            "unsupported rope_parameters .* only rope_type=default",
+        ),
         (MODERNBERT, {"rope_parameters": SCALED}, "rope_parameters has factor, rope_theta, rope_type; use only"),
-        (EUROBERT, {"rope_scaling": OLD_SCALED}, "rope_parameters .* only rope_type=default"),
+        (EUROBERT, {"rope_scaling": OLD_SCALED}, "unsupported rope_parameters .* only rope_type=default"),
         (EUROBERT, {"head_dim": 16}, "head_dim=16 is not supported"),
     ],
 )

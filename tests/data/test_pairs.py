@@ -29,7 +29,9 @@ def offsets(documents: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     return sentences, np.cumsum([0, *(len(document) for document in documents)])
 
 
-def one_pass(documents, max_tokens: int, seed: int, pass_index: int, pairing: str = NEXT_SENTENCE) -> np.ndarray:
+def one_pass(
+    documents: list[list[int]], max_tokens: int, seed: int, pass_index: int, pairing: str = NEXT_SENTENCE
+) -> np.ndarray:
     sentences, firsts = offsets(documents)
     lengths = np.array([sum(document) for document in documents])
     targets = target_lengths(lengths, max_tokens, pass_index, np.random.default_rng(seed))
@@ -218,7 +220,8 @@ def test_leftovers_of_killed_processes_are_removed(corpus):
     assert live.exists()
 
 
-def test_processes_may_build_the_same_index_concurrently(corpus):
+def test_processes_may_build_the_same_index_concurrently(corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path))  # The machine's cache may contain this index.
     code = (
         "import sys, hashlib; from bertjax.data.corpus.store import open_corpus;"
         "from bertjax.data.pretraining.pair_index import open_pair_index;"
