@@ -153,6 +153,12 @@ class Program:
         roots = [compared, *(each.instructions[each.root] for each in inner)]
         return limits[0] if limits and any("direction=LT" in each.attributes for each in roots) else 1
 
+    def executed(self) -> Iterator[tuple[Computation, Instruction, int]]:
+        """Yields every instruction with its computation and execution count."""
+        for name, times in self.times.items():
+            for instruction in self.computations[name].instructions.values():
+                yield self.computations[name], instruction, times
+
 
 def read_program(text: str) -> Program:
     """Parses HLO text (`jax.stages.Compiled.as_text`)."""
