@@ -77,13 +77,13 @@ def modernbert_config(
     """Returns a pre-training config with ModernBERT's architecture, row format, masking rate and optimizer.
 
     Args:
-      size: a key of `shapes`, or a shape such as `L4_H256`.
-      shapes: number of layers, hidden size and feed-forward size of each size. The head dimension is 64.
+      size: a key of `shapes`, or a custom size such as `L4_H256`.
+      shapes: number of layers, hidden size and feed-forward size of each size. The head size is 64.
       architecture: other model fields, from `bertjax.convert.modernbert`.
       quick: whether to use four layers of width 128 instead of a named size.
     """
     if size not in shapes and not size.startswith("L"):
-        raise UsageError(f"unknown size={size}; use one of {', '.join(shapes)}, or a shape such as L4_H256")
+        raise UsageError(f"unknown size={size}; use one of {', '.join(shapes)}, or a custom size such as L4_H256")
     layers, width, mlp_width = shapes.get(size, (0, 0, 0))
     form = f"L{layers}_H{width}" if layers else size
     config = pretraining_config("L4_H128" if quick and layers else form)

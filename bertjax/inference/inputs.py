@@ -67,9 +67,10 @@ def tokenize(
     prompt: str = "",
     embedder: SentenceEmbedder | None = None,
 ) -> Examples:
-    """Tokenizes texts and pairs as rows with [CLS] and [SEP]. With `embedder`, follows sentence-transformers.
+    """Tokenizes texts and pairs as rows with [CLS] and [SEP].
 
-    Special tokens in a text remain single tokens. `prompt` is prepended to each text, or to the first text of a pair.
+    With `embedder`, the rows are those of sentence-transformers. Special tokens in a text remain single tokens.
+    `prompt` is prepended to each text, or to the first text of a pair.
     """
     vocabulary, lower_case = model.vocabulary, embedder is not None and embedder.lower_case
     inputs = [(prompt + first, *second) for first, *second in as_tuples(texts)]

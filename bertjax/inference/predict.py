@@ -39,11 +39,11 @@ _MASK = "[MASK]"
 
 @dataclasses.dataclass(frozen=True)
 class TextPredictor:
-    """Fine-tuned model with prediction options; see `predict_texts`. `truncation` is updated in place."""
+    """Fine-tuned model with prediction options; see `predict_texts`."""
 
     model: LoadedModel
     context: str
-    truncation: TruncationCount
+    truncation: TruncationCount  # counts the truncated texts of all predictions
 
     def logits(self, examples: Examples) -> list[np.ndarray]:
         """Returns each example's logits: float32 [outputs], or [length, outputs] if the model classifies tokens."""

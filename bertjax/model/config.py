@@ -304,13 +304,13 @@ def size_fields(size: str) -> dict[str, Any]:
     """Returns the config fields of a model size.
 
     Args:
-      size: `tiny`, `mini`, `small`, `medium`, `base` or `large`, or a form such as `L6_H768_A3` (6 layers, hidden size
-        768, 3 heads). Without `_A3`, a head has 64 units, as in the small models of google-research/bert.
+      size: `tiny`, `mini`, `small`, `medium`, `base` or `large`, or a custom size such as `L6_H768_A3` (6 layers,
+        hidden size 768, 3 heads). Without `_A3`, the head size is 64, as in the small models of google-research/bert.
     """
     match = re.fullmatch(r"L(\d+)_H(\d+)(?:_A(\d+))?", _NAMED_SIZES.get(size, size))
     if not match:
         raise UsageError(
-            f"unknown size {size!r}; use one of {', '.join(_NAMED_SIZES)}, or a form such as L4_H512 (4 layers, "
+            f"unknown size {size!r}; use one of {', '.join(_NAMED_SIZES)}, or a custom size such as L4_H512 (4 layers, "
             "hidden size 512) or L6_H768_A3 (3 attention heads)"
         )
     hidden_size = int(match[2])

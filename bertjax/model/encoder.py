@@ -212,9 +212,9 @@ class SelfAttention(nn.Module):
             drop = DropoutSpec(config.attention_probs_dropout_prob, dropout_key)
             return self.attention_fn(query, key, value, mask, drop)
 
-        run = globally = partial(attend, 0)
+        run = partial(attend, 0)
         if layer.is_local is not None:
-            run = partial(jax.lax.cond, layer.is_local, partial(attend, config.local_attention), globally)
+            run = partial(jax.lax.cond, layer.is_local, partial(attend, config.local_attention), run)
         if config.remat == "attention":
             run = save_inputs_only(run, config)  # The backward pass recomputes attention from query, key and value.
         context = checkpoint_name(run(query, key, value), CONTEXT)

@@ -213,8 +213,8 @@ def scale_by_layer_decay(decay: float, frozen_layers: int) -> optax.GradientTran
     """Scales updates by `decay` to the power of the distance from the output layer, as in BEiT (arXiv 2106.08254).
 
     The factor is `decay` for the highest layer, `decay^N` for the lowest of N layers, `decay^(N + 1)` for the
-    embeddings, and 1 above the layers. `frozen_layers` is the number of lowest layers that are frozen, so that
-    `updates` lacks them.
+    embeddings, and 1 above the layers. `frozen_layers` is the number of lowest layers that are frozen and have
+    no updates.
     """
 
     def scale_all(updates: optax.Updates, _params: optax.Params | None) -> optax.Updates:

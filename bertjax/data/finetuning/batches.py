@@ -60,7 +60,7 @@ def _pad_rows(indices: np.ndarray, batch_size: int) -> np.ndarray:
 def make_batch(examples: Examples, indices: np.ndarray, length: int, shard: DataShard) -> dict[str, np.ndarray]:
     """Builds this process's B rows of a global batch, with sequences truncated or padded to `length` tokens, L.
 
-    `indices`, int64, are the example indices of the global batch, `NO_EXAMPLE` if unused. The shape [rows] selects
+    `indices`, int64, are the example indices of the global batch (`NO_EXAMPLE`: none). The shape [rows] selects
     unpacked rows, with one example of C sequences each. The shape [rows, K] selects packed rows, with up to K examples
     of one sequence each.
 

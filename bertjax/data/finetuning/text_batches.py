@@ -56,7 +56,7 @@ class BatchOrder:
         self._window = lru_cache(maxsize=2)(self._fill_window)
 
     def batch(self, step: int) -> np.ndarray:
-        """Returns the example indices of a step, int64 [batch_size], `NO_EXAMPLE` if unused."""
+        """Returns the example indices of a step, int64 [batch_size], `NO_EXAMPLE` in unused places."""
         epoch, index = divmod(step, self.steps_per_epoch)
         return self._window(epoch, index // _WINDOW)[index % _WINDOW]
 
