@@ -202,3 +202,8 @@ def test_truncated_pairs_are_counted_with_the_tokenizer_s_separators(letters):
     examples = encode_rows(rows, *arguments, labeled=False, training=False)
     assert stats.noted == {"truncated to 7 tokens": {"rows": 1, "first": "line 3"}}
     assert examples.lengths.tolist() == [7, 7]
+    # Rows of single texts have no separators between texts.
+    rows = [Row(line, {"a": "c" * count}) for line, count in enumerate((5, 6), 2)]
+    stats = ReadStats("file")
+    encode_rows(rows, [("a",)], Target("label", ()), tokenizer, 7, stats, labeled=False, training=False)
+    assert stats.noted == {"truncated to 7 tokens": {"rows": 1, "first": "line 3"}}

@@ -47,6 +47,20 @@ def test_frozen_layers_stay_local_or_global():
         np.testing.assert_allclose(model.apply({"params": params_in_parts}, batch), logits, atol=1e-6)
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+def test_first_layer_is_global_and_second_is_local(layer):
+    encoder = Encoder(dataclasses.replace(MODERNBERT, num_hidden_layers=2))
+    ids = np.full((1, LENGTH), 7, np.int32)
+    params = nn.unbox(encoder.init(jax.random.key(0), ids, 0 * ids, np.ones_like(ids)))["params"]
+    # Without its attention, the other layer moves nothing between positions.
+    kernel = params["layers"]["attention"]["output"]["kernel"]
+    params["layers"]["attention"]["output"]["kernel"] = kernel.at[1 - layer].set(0)
+    changed = np.where(np.arange(LENGTH) == 20, 9, ids)
+    states = [encoder.apply({"params": params}, tokens, 0 * ids, np.ones_like(ids))[0] for tokens in (ids, changed)]
+    differs = np.flatnonzero(np.any(states[0] != states[1], axis=(0, 2)))
+    assert [*differs] == [*(range(LENGTH) if layer == 0 else range(16, 25))]
+
+
 @pytest.mark.parametrize("window", [0, 6])
 def test_attention_in_blocks_equals_attention_with_a_mask(monkeypatch, window):
     monkeypatch.setattr(xla, "_LONG_ROW", 16)
