@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertjax.data.finetuning.cells import is_number, label_key, minus_one_problem, sort_labels, spelling_problem
+from bertjax.data.finetuning.cells import is_number, label_key, missing_class_problem, sort_labels, spelling_problem
 from bertjax.data.finetuning.labeled_text import Target, is_multi_hot
 from bertjax.data.finetuning.tables import LINE_ESCAPES, ReadStats, Row, read_table
 from bertjax.data.finetuning.tagged import TaggedText, read_tagged_rows
@@ -239,7 +239,7 @@ def _read_labels(data: TextData, separator: str) -> list[str]:
         logger.warning(f"{problem}; {fix}")
     if data.kind == "classes" and any("." in name for name in labels) and all(map(is_number, labels)):
         logger.warning(f"{data.train_file}: the classes are numbers with decimals; for regression, set kind=number")
-    for problem in filter(None, (minus_one_problem(labels), spelling_problem(labels.values()))):
+    for problem in filter(None, (missing_class_problem(labels), spelling_problem(labels.values()))):
         logger.warning(f"{data.train_file}: {problem}")
     rare = [name for key, name in labels.items() if spellings[key].total() == 1]
     is_mostly_rare = data.kind == "classes" and stats.read >= _MIN_ROWS and 2 * len(rare) >= stats.read

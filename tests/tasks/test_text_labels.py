@@ -16,7 +16,9 @@ from bertjax.tasks.finetuning.output_layer import CLASSES, MULTILABEL, TAGS, Out
 from bertjax.training import compatibility
 
 
-@pytest.mark.parametrize(("tag", "warns"), [("b-x", True), ("B_X", True), ("3", True), ("NOUN", False), ("B-X", False)])
+@pytest.mark.parametrize(
+    ("tag", "warns"), [("b-x", True), ("B_X", True), ("PER-B", True), ("3", True), ("NOUN", False), ("B-X", False)]
+)
 def test_unscored_tags_that_may_mark_entities_log_a_warning(tag, warns, letters, tmp_path, log_lines):
     outside = "0" if tag == "3" else "O"
     (tmp_path / "train.tsv").write_text("text\tlabel\n" + f"zu ba\t{tag} {outside}\n" * 4)
@@ -131,6 +133,8 @@ def test_label_in_quotes_is_rejected(label, letters, tmp_path):
         ("multilabel", 'zu,pos\npa,"pos,neg"\n', None),
         ("classes", "zu,-1\npa,0\nba,1\nke,2\n" * 2, "the classes are -1 to 2; -1 may mark missing labels"),
         ("classes", "zu,-1\npa,0\nba,1\n" * 2, None),
+        ("classes", "zu,yes\npa,no\nba,-\n" * 2, "a class is named '-', which marks missing labels"),
+        ("classes", "zu,+\npa,-\n" * 2, None),
         ("classes", "zu,0.5\npa,1\nba,2.5\n" * 2, "the classes are numbers with decimals; .* set kind=number"),
         ("classes", "zu,v1.5\npa,1\nba,2\n" * 2, None),
         ("classes", "zu,Yes\npa,no\nba,yes\u200b\n" * 2, "differ only in their spelling .*: 'Yes', 'yes.u200b'"),
@@ -140,7 +144,11 @@ def test_label_in_quotes_is_rejected(label, letters, tmp_path):
 def test_labels_that_do_not_fit_the_kind_cause_a_warning(kind, rows, labels, letters, tmp_path, log_lines):
     (tmp_path / "train.csv").write_text("text,label\n" + rows)
     load_task(f"text.py:train={tmp_path}/train.csv,kind={kind}", letters, data__eval_split="none")
-    warnings = [line for line in log_lines if re.search("may be texts|if labels are|may mark|decimals|spelling", line)]
+    warnings = [
+        line
+        for line in log_lines
+        if re.search("may be texts|if labels are|may mark|marks missing|decimals|spelling", line)
+    ]
     assert len(warnings) == bool(labels) and (not labels or re.search(labels, warnings[0]))
 
 

@@ -42,6 +42,8 @@ _SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>|<\|endoftext\|>$", re.MULTILINE)
 _ANY_SEPARATOR = re.compile(re.escape(_SEPARATOR))
 # Line with the title of an article in WikiText: ` = Title = `. Section headings have several `=`: ` = = Plot = = `.
 _TITLE_LINE = re.compile(r"^ ?= [^\n]*(?<!=) = ?$", re.MULTILINE)
+# Markers of Wiki-40B. The first one of an article precedes its title.
+_WIKI40B_MARKER = re.compile(r"_START_ARTICLE_\n.*|_START_(SECTION|PARAGRAPH)_|_NEWLINE_")
 # Divide longer paragraphs, because `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
 _MAX_PARAGRAPH_CHARS = 1 << 16
 # Characters to replace by spaces, because `sentencex` fails next to multi-byte whitespace. U+0085 is removed instead,
@@ -173,6 +175,11 @@ def _articles(blocks: Iterable[str]) -> Iterator[str]:
 def is_title(line: str) -> bool:
     """Returns whether a line is the title of an article in WikiText."""
     return _TITLE_LINE.fullmatch(line.rstrip("\n")) is not None
+
+
+def without_markers(text: str) -> str:
+    """Returns an article of Wiki-40B without its title, and with line breaks instead of markers. Keeps other texts."""
+    return _WIKI40B_MARKER.sub("\n", text) if text.lstrip().startswith("_START_ARTICLE_\n") else text
 
 
 def wiki(blocks: Iterable[str], problems: Counter[str]) -> Iterator[Text]:

@@ -186,7 +186,7 @@ def _read_dataset(source: Source, problems: Counter[str], advance: Callable[[int
         for text in texts:
             problems["nul_characters"] += text.count("\0")
             advance(len(text.encode("utf-8", "surrogatepass")))
-            yield text
+            yield documents.without_markers(text)
 
     rows = read_rows()
     start = [*itertools.islice(rows, _START_ROWS)]

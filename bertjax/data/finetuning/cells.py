@@ -122,10 +122,12 @@ def spelling_problem(labels: Collection[str]) -> str:
     return f"labels that differ only in their spelling are different classes: {listed(similar)}" if similar else ""
 
 
-def minus_one_problem(labels: Collection[str]) -> str:
-    """Returns a warning if the classes of a file are -1, 0, 1, 2 and so on, else ""."""
+def missing_class_problem(labels: Collection[str]) -> str:
+    """Returns a warning if a class probably marks missing labels: -1 before 0, 1, 2 and so on, or -; else ""."""
     if len(labels) > 3 and {*labels} == {*map(str, range(-1, len(labels) - 1))}:
         return f"the classes are -1 to {len(labels) - 2}; -1 may mark missing labels"
+    if "-" in labels and "+" not in labels:
+        return "a class is named '-', which marks missing labels in SNLI and MNLI; if it does here, remove its rows"
     return ""
 
 

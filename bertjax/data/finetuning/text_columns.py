@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.finetuning.cells import is_list, label_key, minus_one_problem, read_list, sort_labels
+from bertjax.data.finetuning.cells import is_list, label_key, missing_class_problem, read_list, sort_labels
 from bertjax.data.finetuning.examples import encode_pair, make_examples
 from bertjax.data.finetuning.labeled_text import Target
 from bertjax.data.finetuning.tables import ReadStats, Row
@@ -68,7 +68,7 @@ def read_examples(
         raise UsageError(f"{stats.file} has no usable rows; use a file with nonempty {' and '.join(columns[:2])}")
     width = max(map(len, examples))
     names = sort_labels({*labels}) if kind == "class" else []
-    if problem := minus_one_problem(names):
+    if problem := missing_class_problem(names):
         logger.warning(f"{stats.file}: {problem}")
     if kind == "class":
         labels = [[names.index(value)] for value in labels]

@@ -35,8 +35,8 @@ from bertjax.utils.io import write_atomic
 
 logger = logging.getLogger(__name__)
 
-# Tag that looks like an entity tag, but is not one, such as b-x or B_X.
-_OTHER_SCHEME = re.compile("[BIbi][-_].")
+# Tag that looks like an entity tag, but is not one, such as b-x, B_X or X-B.
+_OTHER_SCHEME = re.compile("[BIbi][-_].|.+[-_][BIbi]$")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from helpers.preparing import run
 
 from bertjax.data.corpus import chunks, readers
 from bertjax.data.corpus.datasets import parse_dataset, tfds_texts
+from bertjax.data.corpus.documents import split_sentences
 from bertjax.data.finetuning import dataset_rows
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.errors import BertjaxError, UsageError
@@ -73,6 +74,16 @@ def test_prepare_writes_the_corpus_of_a_dataset(data_dir, tmp_path, monkeypatch)
     manifest = run(tmp_path, "tfds:stories/plain:train", vocabulary_size=100, data_dir=data_dir)
     assert sum(split["sentences"] for split in manifest["splits"].values()) == 3 * len(TEXTS)
     assert manifest["settings"]["inputs"]["tfds"]["names"] == ["stories/plain:train"]
+
+
+def test_markers_and_titles_of_wiki40b_are_not_text(tmp_path):
+    article = "\n_START_ARTICLE_\nA title\n\n_START_SECTION_\nPlot\n_START_PARAGRAPH_\nOne. Two._NEWLINE_Three."
+    texts = [article, "No article has a _NEWLINE_."]
+    write_tfds(tmp_path, "wiki/plain", "train", [{"text": text} for text in texts], shuffle=False)
+    (source,), _ = readers.find_sources(["tfds:wiki/plain:train"], str(tmp_path))
+    first, second = readers.read(source, Counter())
+    assert split_sentences(first.text, first.layout, Counter()) == ["Plot", "One.", "Two.", "Three."]
+    assert second.text == texts[1]
 
 
 STORIES = ["The cat sat. It slept.", "", "A dog\0 ran.\n\nIt stopped.", "Birds sing."]
