@@ -155,7 +155,8 @@ def train(
         def is_done(step: int) -> bool:
             return step >= task.total_steps or history.is_out_of_patience()
 
-        # With `has_score`, do not evaluate a restored step that a new `eval_every` makes due: it is already saved.
+        # With `has_score`, do not evaluate a restored step, which only a changed `eval_every` makes due: its checkpoint
+        # is already saved without a score.
         if step == 0 or not has_score:
             evaluate_if_due(state, step)
 
