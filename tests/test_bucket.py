@@ -153,9 +153,8 @@ def test_remote_checkpoint_supports_init_from_predict_and_convert(corpus, stored
 
 
 def state_of(step: int) -> TrainState:
-    return TrainState(
-        step=jnp.int32(step), params={"w": jnp.full(8, float(step))}, opt_state={}, sums={}, bad_step=jnp.int32(-1)
-    )
+    params, sums = {"w": jnp.full(8, float(step))}, {"loss": jnp.zeros(2)}
+    return TrainState(step=jnp.int32(step), params=params, opt_state={}, sums=sums, bad_step=jnp.int32(-1))
 
 
 @pytest.mark.slow
