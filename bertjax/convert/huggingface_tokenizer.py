@@ -24,6 +24,8 @@ from bertjax.convert.tokenizer_classes import (
     VOCABULARY,
     as_token,
     build_tokenizer,
+    fits,
+    unused_parts,
 )
 from bertjax.data.corpus.vocabulary import (
     CONTINUATION,
@@ -71,8 +73,7 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
         class_name = model.get("tokenizer_class") or (family.tokenizer_class if family else _GENERIC)
     is_generic = model.get("model_type") in _GENERIC_MODELS
     tokenizer_class = _GENERIC if is_generic else str(class_name).removesuffix("Fast")
-    is_unknown = bool(tokenizer) and tokenizer_class not in (*MODEL_TYPES, *PYTHON_CLASSES)
-    if is_unknown:
+    if is_unknown := bool(tokenizer) and tokenizer_class not in PYTHON_CLASSES and not fits(tokenizer_class, tokenizer):
         tokenizer_class = _GENERIC
     model_type = MODEL_TYPES.get(tokenizer_class, "")
     is_bert = model_type == BERT
@@ -101,9 +102,9 @@ def read_tokenizer(folder: Path, lower_case: bool | None = None) -> tuple[Vocabu
             engine.post_processor = processors.BertProcessing(sep, cls)
         elif model_type in (BYTE_LEVEL, UNIGRAM):
             engine.post_processor = processors.RobertaProcessing(sep, cls)
-        if is_bert and tokenizer and (names := _ignored_parts(engine, tokenizer, special_ids)):
+        if model_type and tokenizer and (names := _ignored_parts(engine, tokenizer, special_ids, model_type)):
             parts = ", ".join(names)
-            notes.append(f"ignored {parts} of {TOKENIZER}, as transformers does for tokenizer_class BertTokenizer")
+            notes.append(f"ignored {parts} of {TOKENIZER}, as transformers does for tokenizer_class {tokenizer_class}")
         # In transformers, DistilBertTokenizer and classes other than BERT's return segments only if the config says so.
         default = (_TYPE_IDS,) if is_bert and tokenizer_class != "DistilBertTokenizer" else ()
         returns_segments = _TYPE_IDS in (config.get("model_input_names") or default)
@@ -138,14 +139,12 @@ def _check_supported(
 ) -> None:
     side = str(config.get("truncation_side") or (tokenizer.get("truncation") or {}).get("direction") or "right")
     auto_map = config.get("auto_map") or {}
-    class_type, file_type = MODEL_TYPES.get(tokenizer_class, ""), (tokenizer.get("model") or {}).get("type")
-    is_other_type = class_type and file_type not in (None, class_type)
+    class_type = MODEL_TYPES.get(tokenizer_class, "")
     class_name = f"has tokenizer_class {tokenizer_class!r}"
     problems = {
         f"truncates texts at the {side}": side.lower() != "right",
         "needs custom code (auto_map)": isinstance(auto_map, list) or "AutoTokenizer" in auto_map,
         f"{class_name}, which bertjax does not support": tokenizer_class not in MODEL_TYPES,
-        f"{class_name}, which does not fit the {file_type} model of {TOKENIZER}": is_other_type,
         f"{class_name}, but lacks {TOKENIZER}, which AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of "
         "transformers writes": class_type != BERT and not has_vocabulary,
         "has split_special_tokens=true, which bertjax does not support": config.get("split_special_tokens"),
@@ -154,8 +153,12 @@ def _check_supported(
         raise UsageError(f"the tokenizer of {folder} {problem}; use a model with BertTokenizer or a {TOKENIZER}")
 
 
-def _ignored_parts(engine: Tokenizer, tokenizer: dict[str, Any], special_ids: dict[str, int]) -> list[str]:
+def _ignored_parts(
+    engine: Tokenizer, tokenizer: dict[str, Any], special_ids: dict[str, int], model_type: str
+) -> list[str]:
     """Returns the names of the parts of `tokenizer.json` that differ in `engine`, the tokenizer built from it."""
+    if model_type != BERT:
+        return unused_parts(model_type, tokenizer)
     built = json.loads(engine.to_str())
     pairs = [(name, built, tokenizer) for name in ("normalizer", "pre_tokenizer")]
     for name in ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word"):

@@ -120,4 +120,5 @@ def read(path: Path, lower_case: bool | None = None) -> PortableCheckpoint:
     # A single output means regression, which has no labels.
     if output_kind == CLASSES and num_outputs > 1:
         labels = tuple(tf_config.get(_LABELS) or (f"LABEL_{index}" for index in range(num_outputs)))
+        notes.append("read output_weights as classes of a text; some scripts use this name for tags or several labels")
     return PortableCheckpoint(config, params, vocabulary, output_kind, labels, tuple(notes))

@@ -1,6 +1,8 @@
 """Functions that build tokenizers from a vocabulary and options, as the tokenizer classes of transformers do."""
 
 import base64
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,11 @@ MODEL_TYPES = {
     **dict.fromkeys(("XLMRobertaTokenizer", "CamembertTokenizer"), UNIGRAM),
     **dict.fromkeys(("PreTrainedTokenizer", "TokenizersBackend", ""), GENERIC),
 }
+# Types of the parts of `tokenizer.json` that these tokenizers also have, or that hardly change the tokens.
+_USED_PARTS = {
+    BYTE_LEVEL: {"normalizer": set[str](), "pre_tokenizer": {"ByteLevel"}},
+    UNIGRAM: {"normalizer": {"Precompiled", "Replace", "Strip"}, "pre_tokenizer": {"WhitespaceSplit", "Metaspace"}},
+}
 # Classes of transformers that run Python code, even if the folder has a `tokenizer.json`.
 PYTHON_CLASSES = (
     *("BertJapaneseTokenizer", "BertTokenizerLegacy", "BertweetTokenizer", "EsmTokenizer", "PhobertTokenizer"),
@@ -46,6 +53,24 @@ _ROBERTA_DEFAULTS = {
     **{"cls_token": "<s>", "mask_token": "<mask>"},
 }
 DEFAULTS = {BERT: _BERT_DEFAULTS, BYTE_LEVEL: _ROBERTA_DEFAULTS, UNIGRAM: _ROBERTA_DEFAULTS, GENERIC: {}}
+
+
+def fits(tokenizer_class: str, tokenizer: dict[str, Any]) -> bool:
+    """Returns whether a class in `MODEL_TYPES` has the type of model that `tokenizer.json` contains."""
+    model_type, file_type = MODEL_TYPES.get(tokenizer_class), (tokenizer.get("model") or {}).get("type")
+    if model_type == BYTE_LEVEL == file_type:
+        return "ByteLevel" in _part_types(tokenizer, "pre_tokenizer")
+    return model_type == GENERIC or (model_type is not None and file_type in (None, model_type))
+
+
+def unused_parts(model_type: str, tokenizer: dict[str, Any]) -> list[str]:
+    """Returns which of normalizer and pre-tokenizer of `tokenizer.json` contain parts that `build_tokenizer` omits."""
+    return [name for name, types in _USED_PARTS[model_type].items() if _part_types(tokenizer, name) - types]
+
+
+def _part_types(tokenizer: dict[str, Any], name: str) -> set[str]:
+    parts = json.dumps(tokenizer.get(name))
+    return {*re.findall(r'"type": "(\w+)"', parts)} - {"Sequence"}
 
 
 def build_tokenizer(

@@ -28,7 +28,6 @@ from bertjax.cli import main as cli
 from bertjax.data.shard import SINGLE_SHARD
 from bertjax.tasks.embedding.config import EmbedData
 from bertjax.tasks.embedding.evaluation import RankedDocuments, read_eval_sets
-from bertjax.tasks.embedding.sentence_embedder import SentenceEmbedder
 from bertjax.tasks.finetuning.splits import evaluated_split
 from bertjax.training.checkpoint_config import experiment_config
 from bertjax.training.workdir import result_differences
@@ -152,7 +151,7 @@ def test_scored_pairs_get_the_default_prompt_which_training_keeps(run, files, tm
     options = (f"--config=embed:dev={files}/sts.tsv", "--config.data.seq_len=32", "--config.model.dtype=float32")
     path, _ = predict(capfd, folder, tmp_path / "out", "--split=dev", *options)
     assert_cosines(path, bertjax.load(folder), prompt="dzu ")
-    fine_tune(folder, files, tmp_path / "next")
+    fine_tune(folder, files, tmp_path / "next", "--config.data.batch_size=16")
     assert "ignored prompts of" in capfd.readouterr().err
     bertjax.load(tmp_path / "next").save(tmp_path / "saved", format="huggingface")
     content = json.loads((tmp_path / "saved" / prompts_file).read_text())
@@ -266,19 +265,6 @@ def test_moved_training_files_do_not_change_the_config_of_a_run():
 
     assert result_differences(config("a.tsv", 2.0), config("moved/a.tsv", 2.0)) == ""
     assert "data.sources" in result_differences(config("a.tsv", 2.0), config("a.tsv", 3.0))
-
-
-@pytest.mark.parametrize(
-    ("prompts", "expected"),
-    [
-        ({"query": "q", "passage": "p", "document": "d"}, ["q", "d"]),
-        ({"query": "q", "passage": "p"}, ["q", "p"]),
-        ({"corpus": "c", "other": "o"}, [None, "c"]),
-    ],
-)
-def test_prompts_of_documents_have_several_names(prompts, expected):
-    embedder = SentenceEmbedder(prompts=prompts)
-    assert [embedder.prompt(is_query) for is_query in (True, False)] == expected
 
 
 def test_a_retrieval_folder_is_evaluation_data_and_a_training_file_is_not():

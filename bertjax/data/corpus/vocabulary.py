@@ -173,6 +173,8 @@ def load_vocabulary(
         kind, pieces = SENTENCEPIECE, tuple(model.id_to_piece(list(range(model.get_piece_size()))))
     elif path.suffix == ".json":
         engine = load_tokenizer_json(path, content)
+        if "type" not in json.loads(content)["model"]:  # Early versions of `tokenizers` wrote no type.
+            content = engine.to_str().encode()
         size = max(engine.get_vocab().values(), default=-1) + 1
         # Read added tokens separately, because `id_to_token` lower-cases those with `normalized=true`.
         added = {index: token.content for index, token in engine.get_added_tokens_decoder().items()}

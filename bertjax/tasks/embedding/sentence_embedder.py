@@ -21,8 +21,6 @@ POOLING_FIELDS = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
-# Prompt names of `encode_query` and `encode_document`. They use the first name that the model's prompts contain.
-_QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 # Activations of `Dense`, keyed by the name of the `torch.nn` class. Arguments are the defaults of PyTorch.
 ACTIVATIONS: dict[str, Callable] = {
     "Identity": lambda x: x,
@@ -138,9 +136,12 @@ class SentenceEmbedder:
     refusal: str = ""  # why bertjax cannot compute the vectors of this model (default: "", it can)
 
     def prompt(self, is_query: bool) -> str | None:
-        """Returns the prompt for queries or for documents, or None if the model has no such prompt."""
-        names = _QUERY_PROMPTS if is_query else _DOCUMENT_PROMPTS
-        return next((self.prompts[name] for name in names if name in self.prompts), None)
+        """Returns the prompt for queries or for documents, or None if the model has no such prompt.
+
+        sentence-transformers also tries the prompts `passage` and `corpus` for documents, but only after `document`,
+        which all of its models have.
+        """
+        return self.prompts.get("query" if is_query else "document")
 
     def __call__(self, hidden: np.ndarray, lengths: np.ndarray, prompt_len: int) -> np.ndarray:
         """Returns one vector per text, float32 [n, D].
