@@ -69,6 +69,9 @@ class SquadData(FinetuningData):
         super().__post_init__()
         if self.max_query_len + 4 > self.seq_len:
             raise UsageError(f"config.data.max_query_len={self.max_query_len} leaves no room for a passage; reduce it")
+        if self.null_threshold and (self.choose_null_threshold or self.version != _V2):
+            fix = "set config.data.version=2.0 and config.data.choose_null_threshold=false"
+            raise UsageError(f"config.data.null_threshold={self.null_threshold} has no effect; {fix}")
 
 
 @dataclasses.dataclass(frozen=True)

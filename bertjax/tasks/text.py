@@ -98,6 +98,10 @@ class TextData(TableData):
                 f"config.data.second_text={self.second_text!r} is also config.data.text or config.data.label; choose "
                 "another column"
             )
+        options = (self.label_separator, self.threshold)
+        if self.kind != "multilabel" and options != (TextData.label_separator, TextData.threshold):
+            fix = "set config.data.kind=multilabel, or leave them unset"
+            raise UsageError(f"config.data.label_separator and config.data.threshold have no effect; {fix}")
         if not self.label_separator.strip() and self.label_separator != " ":
             raise UsageError(f"config.data.label_separator={self.label_separator!r} is not valid; use a space or ','")
 

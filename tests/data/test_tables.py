@@ -209,16 +209,31 @@ def test_list_that_cannot_be_read_is_an_error(cell):
         read(cell, ["a", "b"], ",")
 
 
-@pytest.mark.parametrize("text", ["['a' 'b']", "['a', 'b']", "b'it\\'s'", 'b"a"', "{'text': 'a'}", "nan", " N/A "])
+@pytest.mark.parametrize(
+    "text", ["['a' 'b']", "['a', 'b']", "b'it\\'s'", 'b"a"', "{'text': 'a'}", "nan", " N/A ", r"a.\nB"]
+)
 def test_text_that_is_probably_a_value_of_another_type_is_counted(text):
     stats = ReadStats("file")
-    others = ["a", "[1] b", "b'", "nanny", "", '{"a": 1}', 'define(["a"], f)', '["a" in x] and [b]', "b'x' or b'y'"]
+    others = [
+        "a",
+        "[1] b",
+        "b'",
+        "nanny",
+        "",
+        '{"a": 1}',
+        'define(["a"], f)',
+        '["a" in x] and [b]',
+        "b'x' or b'y'",
+        r"\nabla",
+    ]
     for line, each in enumerate([*others, text], 1):
         stats.count_irregular_text(each, line)
     ((reason, entry),) = stats.noted.items()
-    assert entry == {"rows": 1, "first": "line 10"}
-    assert ("missing value" in reason) == (text in ("nan", " N/A ")) and ("list or bytes" in reason) == (
-        text[0] in "[b{"
+    assert entry == {"rows": 1, "first": "line 11"}
+    assert (
+        ("escaped" in reason) == ("." in text)
+        and ("missing value" in reason) == (text in ("nan", " N/A "))
+        and ("list or bytes" in reason) == (text[0] in "[b{")
     )
 
 

@@ -66,8 +66,9 @@ WORDS, TAGS = [["EU", "#"], ["Bob", "in"]], [["B-ORG", "O"], ["I-PER", "O"]]
         "T1 EU B-ORG\nT2 # O\n\nT3 Bob I-PER\nT4 in O\n",
         # Indices of sentences and words.
         "1-1\tEU\tB-ORG\n1-2\t#\tO\n\n2-1\tBob\tI-PER\n2-2\tin\tO\n",
-        # WikiANN.
+        # WikiANN, in one or several languages.
         "en:EU B-ORG\nen:# O\n\nen:Bob I-PER\nen:in O\n",
+        "en:EU B-ORG\nen:# O\n\nde:Bob I-PER\nde:in O\n",
         # CoNLL-U: comments, a range of words (multiword token), and an empty word.
         "# text = EU # O\n1-2\tEU#\t_\n1\tEU\tB-ORG\n2\t#\tO\n2.1\tx\t_\n\n# O\n1\tBob\tI-PER\n2\tin\tO\n",
         # GermEval: outer and inner tags.

@@ -59,6 +59,7 @@ def read_hub(address: str, columns: Sequence[str], stats: ReadStats, nullable: S
     features = dataset.features or {}
     if missing := [column for column in columns if column not in features]:
         raise UsageError(f"dataset {name!r} has no column {missing[0]!r}; its columns are {listed(features)}")
+    stats.describe_columns([*features], columns)
     with read_errors(f"dataset {name!r}", split):
         for line, row in enumerate(dataset.select_columns([*columns]), 1):
             stats.read += 1

@@ -31,6 +31,8 @@ _TRAINING_SPLITS = {"train", "training"}
 _SPLITS = _TRAINING_SPLITS | {"dev", "development", "val", "valid", "validation", "test", "testing", "eval"}
 _SPLITS |= {"holdout", "heldout", "unsup", "publictest", "privatetest", "public_test", "private_test"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
+# Escaped line break or tab, as mysql and some published CSV files write it. In LaTeX, a lower-case letter follows.
+_ESCAPED = re.compile(r"\\[nrt](?![a-z])")
 
 
 @dataclasses.dataclass
@@ -60,6 +62,13 @@ class ReadStats:
             self.count_irregular("with a list or bytes, whose brackets and quotes are a part of the text", line)
         elif text and is_missing(text.strip()):
             self.count_irregular(f"with the text {text.strip()!r}, perhaps a missing value", line)
+        elif _ESCAPED.search(text):
+            self.count_irregular(r"with the characters \n, \r or \t, perhaps escaped line breaks or tabs", line)
+
+    def describe_columns(self, names: Sequence[str], used: Sequence[str]) -> None:
+        """Sets `columns`. `names` are all columns of the file, and `used` those that are read."""
+        ignored = [name or "a column without a name" for name in names if name not in used]
+        self.columns = f"columns {', '.join(used)}" + (f" (ignored: {listed(ignored)})" if ignored else "")
 
     def summary(self) -> str:
         """Formats the counts as one line."""
@@ -234,8 +243,7 @@ def _check_columns(
     path: Path, names: Sequence[str], columns: Sequence[str], stats: ReadStats, optional: Sequence[str] = ()
 ) -> None:
     """Describes the columns in `stats`. Raises a UsageError unless `names` contains each required column once."""
-    ignored = [name or "a column without a name" for name in names if name not in columns]
-    stats.columns = f"columns {', '.join(columns)}" + (f" (ignored: {listed(ignored)})" if ignored else "")
+    stats.describe_columns(names, columns)
     for column in columns:
         if names.count(column) != 1 and column not in optional:
             problem = f"no column {column!r}" if column not in names else f"several columns named {column!r}"

@@ -112,11 +112,12 @@ def read_conll(path: Path, stats: ReadStats, labeled: bool = True) -> TaggedText
             f"{path}: column {1 + is_indexed} contains no words: its values, such as {quoted(first_word)}, end with "
             "numbers or are the same for all words of a sentence; remove the numbers or the column"
         )
-    prefix = match[0] if (match := _LANGUAGE.match(first_word)) else ""
-    if prefix and all(word.startswith(prefix) and word != prefix for word in itertools.chain(*words)):
-        words = [[word.removeprefix(prefix) for word in sentence] for sentence in words]
+    prefixes = [_LANGUAGE.match(word) for word in itertools.chain(*words)]
+    if all(prefixes):
+        words = [[word.partition(":")[2] or word for word in sentence] for sentence in words]
+        names = listed(map(quoted, sorted({match[0] for match in prefixes if match})))
         for line, _ in rows:
-            stats.count_irregular(f"words read without their prefix {prefix!r}", line)
+            stats.count_irregular(f"words read without their prefix {names}", line)
     if labeled and len(words) >= _MIN_ROWS and all(len(sentence) < 2 for sentence in words):
         raise UsageError(f"{path} has a blank line after every word; write blank lines only between sentences")
     stats.read = stats.used = len(words)

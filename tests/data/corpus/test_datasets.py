@@ -172,6 +172,7 @@ def test_embedder_reads_columns_of_a_dataset_and_skips_rows_with_null(hub, lette
     data = EmbedData(train_file="hf:org/pairs:train")
     read, stats = data.read_rows(data.train_file, ("q", "a"))
     assert [(row.line, row.fields) for row in read] == [(1, {"q": "a", "a": "b"}), (3, {"q": "d", "a": "e"})]
+    assert stats.columns == "columns q, a (ignored: x)"
     assert stats.read == 3 and stats.skipped["with null, NaN or the class id -1"]["rows"] == 1
     assert [row.fields["x"] for row in data.read_rows(data.train_file, ("q", "a", "x"))[0]] == ["1", ""]
     assert data.has_columns("hf:org/pairs:train", ("q", "x")) and not data.has_columns("hf:org/pairs:train", ("z",))
