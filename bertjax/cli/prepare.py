@@ -40,7 +40,8 @@ _VOCAB_SIZE = 30522
         "--add_pieces", "pieces to learn and append to a WordPiece or BPE --vocab (default: 0)", default=0, at_least=0
     ),
     case_options(
-        "keep case and accents (default: detected from --vocab; uncased for a new vocabulary)",
+        "keep case and accents (default: detected from --vocab; a new WordPiece or SentencePiece vocabulary is "
+        "uncased, but WordPiece is cased if many letters have accents or vowel signs)",
         "convert to lower case; WordPiece also strips accents",
     ),
     option(

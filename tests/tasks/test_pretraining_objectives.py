@@ -9,6 +9,7 @@ from helpers.command_runs import load_task
 from bertjax.data.corpus.prepare import prepare
 from bertjax.data.schema import synthetic_batch
 from bertjax.data.shard import SINGLE_SHARD
+from bertjax.errors import UsageError
 from bertjax.model.flops import flops_per_position
 from bertjax.model.models import build_model, model_description
 from bertjax.tasks.pretraining.config import OBJECTIVES
@@ -53,6 +54,16 @@ def test_pairs_that_are_all_not_next_are_a_warning(letters, corpus, tmp_path, lo
     assert "with blank lines only between documents, or set --config.data.objective=none" in warning
     labels = next(task.train_batches(0, SINGLE_SHARD))["next_sentence_labels"]
     assert (labels == 1).all()
+
+
+def test_masks_of_words_are_rejected_for_languages_without_spaces(letters, tmp_path):
+    (tmp_path / "a.txt").write_text(f"{'abcdefghijklmnop' * 4}\nb\n\n" * 40)
+    prepare([f"text:{tmp_path}/a.txt"], tmp_path / "corpus", vocabulary=letters, workers=1)
+    experiment = experiment_of(tmp_path / "corpus", "nsp")
+    load_task(experiment, None)
+    for option in {"data__masking__whole_word": True}, {"data__masking__max_span": 3}:
+        with pytest.raises(UsageError, match="have 32 tokens on average, as in languages without spaces"):
+            load_task(experiment, None, **option)
 
 
 def test_predictions_per_row_are_rounded_up_without_rounding_errors():

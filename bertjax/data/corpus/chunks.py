@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from bertjax.data.corpus import readers
-from bertjax.data.corpus.documents import Text, grouped, split_sentences, with_spaces
+from bertjax.data.corpus.documents import Text, grouped, with_spaces
 from bertjax.data.corpus.readers import Source
+from bertjax.data.corpus.sentences import split_sentences
 from bertjax.data.corpus.store import ARRAYS, OFFSET_DTYPE, SPLITS, array_file, token_dtype
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import Vocabulary
@@ -193,8 +194,10 @@ def plan_splits(shards: Sequence[Shard], heldout_fraction: float) -> tuple[int, 
     """
     problems = sum((Counter(shard.problems) for shard in shards), Counter())
     heldout_below = int(heldout_fraction * 2**64)
-    splits, problems["documents_without_sentences"] = _count(shards, heldout_below)
+    splits, problems["documents_without_sentences"], single = _count(shards, heldout_below)
     documents = [split["documents"] for split in splits.values()]
+    if 2 * single > sum(documents) > 1:
+        problems["single_sentence_documents"] = single
     if not sum(documents):
         counts = "; ".join(f"{name}: {count:,}" for name, count in sorted(problems.items()) if count)
         details = f" ({counts})" if counts else ""
@@ -203,30 +206,30 @@ def plan_splits(shards: Sequence[Shard], heldout_fraction: float) -> tuple[int, 
         blocks = (block for shard in shards for block in shard.documents())
         hashes = np.concatenate([block["hash"][block["sentences"] > 0] for block in blocks])
         heldout_below = balanced_threshold(hashes, heldout_below)
-        splits, _ = _count(shards, heldout_below)
+        splits, *_ = _count(shards, heldout_below)
         problems["no_heldout_document"] += splits["heldout"]["documents"] == 0
     return heldout_below, {"splits": splits, "problems": {name: count for name, count in problems.items() if count}}
 
 
-def _count(shards: Sequence[Shard], heldout_below: int) -> tuple[dict[str, dict[str, int]], int]:
-    """Counts documents, sentences, tokens and text bytes per split, and documents without sentences in both splits."""
+def _count(shards: Sequence[Shard], heldout_below: int) -> tuple[dict[str, dict[str, int]], int, int]:
+    """Counts documents, sentences, tokens and text bytes per split, and documents with no and with one sentence."""
 
     def count(shard: Shard) -> np.ndarray:
-        total = np.zeros((2, 5), np.int64)  # [splits, counts], training split first
+        total = np.zeros((2, 6), np.int64)  # [splits, counts], training split first
         for block in shard.documents():
             is_heldout = block["hash"] < heldout_below
             for row, documents in zip(total, (block[~is_heldout], block[is_heldout]), strict=True):
                 written = np.count_nonzero(documents["sentences"])
                 sizes = [int(documents[name].sum()) for name in ("sentences", "tokens", "bytes")]
-                row += np.array([written, *sizes, documents.size - written])
+                row += np.array([written, *sizes, documents.size - written, np.sum(documents["sentences"] == 1)])
         return total
 
     # Use threads to hide the latency of remote storage.
     with ThreadPoolExecutor(_READERS) as pool:
-        total = sum(pool.map(count, shards), np.zeros((2, 5), np.int64))
+        total = sum(pool.map(count, shards), np.zeros((2, 6), np.int64))
     names = ("documents", "sentences", "tokens", "text_bytes")
     counts = [dict(zip(names, row, strict=True)) for row in total[:, :4].tolist()]
-    return dict(zip(SPLITS, counts, strict=True)), int(total[:, 4].sum())
+    return dict(zip(SPLITS, counts, strict=True)), *total[:, 4:].sum(axis=0).tolist()
 
 
 def min_documents(documents: int) -> int:

@@ -1,4 +1,4 @@
-"""Division of streamed text into documents, and of documents into sentences, with bounded memory.
+"""Division of streamed text into documents, with bounded memory.
 
 Documents longer than `MAX_PIECE_CHARS` are yielded in several pieces.
 """
@@ -10,17 +10,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-import sentencex
-
-# Layouts of a text: one sentence per line (google-research/bert's input), one paragraph per line, wrapped paragraphs.
-LINES = "lines"
-PARAGRAPHS = "paragraphs"
-WRAPPED = "wrapped"
+from bertjax.data.corpus.sentences import LINES, PARAGRAPHS, WRAPPED, is_wrapped, is_wrapped_prose, split_point
 
 # Maximum characters in a piece of a document.
 MAX_PIECE_CHARS = 1 << 20
-# Maximum characters in a sentence. Longer ones, usually base64 data or text without punctuation, are divided.
-MAX_SENTENCE_CHARS = 8192
 
 _BLANK_LINE = re.compile(r"\n\s*\n")
 _LINE_END = re.compile(r"\n")
@@ -31,9 +24,13 @@ _TAG_AND_TITLE = re.compile(r"^<doc\b.*\n?.*", re.MULTILINE)
 _NOT_ESCAPED = re.compile("&(?!amp;|lt;|gt;)")
 _TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
 # Marker at the start or end of a Project Gutenberg book, up to the next *** of the paragraph, else to the line's end.
-# License and publisher's notes are outside the two markers.
+# License and publisher's notes are outside the two markers. Etexts of the 1990s start after the "small print", and end
+# with a sentence. Only markers of a start match a group.
 _BOOK_MARKER = re.compile(
-    r"^\*\*\* ?(START|END) OF TH(?:E|IS) PROJECT GUTENBERG EBOOK(?:(?:.|\n(?!\s*\n))*?\*\*\*|.*)", re.MULTILINE
+    r"^(?:\*\*\* ?(?:(START)|END) OF TH(?:E|IS) (?:COPYRIGHTED )?PROJECT GUTENBERG E(?:BOOK|TEXT)"
+    r"(?:(?:.|\n(?!\s*\n))*?\*\*\*|.*)"
+    r"|(\*END\*? ?THE SMALL PRINT!.*)|End of (?:the |this )?Project Gutenberg.*)",
+    re.MULTILINE,
 )
 # Document separator in corpora of language models. If a file has it at the start or end of a line in the first
 # megabyte, it divides the file into documents, and blank lines only separate paragraphs.
@@ -42,19 +39,11 @@ _SEPARATOR_LINE = re.compile(r"^<\|endoftext\|>|<\|endoftext\|>$", re.MULTILINE)
 _ANY_SEPARATOR = re.compile(re.escape(_SEPARATOR))
 # Line with the title of an article in WikiText: ` = Title = `. Section headings have several `=`: ` = = Plot = = `.
 _TITLE_LINE = re.compile(r"^ ?= [^\n]*(?<!=) = ?$", re.MULTILINE)
+_HEADING_LINE = re.compile(r"^ ?(?:= ){2,}(.*?)(?: =){2,} ?$", re.MULTILINE)
+# Hyphens and separators within numbers in WikiText: `1 @,@ 000`.
+_JOINER = re.compile(r" @([-,.])@ ")
 # Markers of Wiki-40B. The first one of an article precedes its title.
 _WIKI40B_MARKER = re.compile(r"_START_ARTICLE_\n.*|_START_(SECTION|PARAGRAPH)_|_NEWLINE_")
-# Divide longer paragraphs, because `sentencex` pairs quotes, so an unclosed quote would hide all later sentence ends.
-_MAX_PARAGRAPH_CHARS = 1 << 16
-# Characters to replace by spaces, because `sentencex` fails next to multi-byte whitespace. U+0085 is removed instead,
-# as in BERT's tokenizer.
-_WIDE_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
-_SENTENCE_END = re.compile("[.!?:;\u2026\u3002\uff01\uff1f][\"'\u2019\u201d\u300d\u300f\uff09)\\]*_]*$")
-# Maximum characters of a line in wrapped text, and maximum fraction of longer lines, such as web addresses.
-_MAX_WRAPPED_CHARS = 120
-_MAX_LONG_LINES = 0.05
-# A line ends a paragraph if it ends a sentence and is shorter than this fraction of the longest wrapped line.
-_SHORT_LINE = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +59,11 @@ def sentence_lines(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Te
     """Yields the documents of a text with one sentence per line and blank lines between documents."""
     first = next(blocks, "")
     separator = _ANY_SEPARATOR if _SEPARATOR_LINE.search(first) else _BLANK_LINE
-    return _documents(_divide(itertools.chain([first], blocks), separator), LINES, problems)
+    number, text = 0, Text("", LINES)
+    for text in _documents(_divide(itertools.chain([first], blocks), separator), LINES, problems):
+        number += not text.continues
+        yield text
+    problems["undivided_files"] += number == 1 and "\n" in text.text.strip()
 
 
 def single_lines(blocks: Iterable[str], problems: Counter[str]) -> Iterator[Text]:
@@ -130,10 +123,10 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
     blocks = itertools.chain([first], blocks)
     marker = _BOOK_MARKER.search(first)
     is_divided = True
-    if marker is not None and marker[1] == "START":
+    if marker is not None and marker.lastindex:
         blocks = _books(blocks)
     elif _TITLE_LINE.search(first):
-        blocks = _articles(blocks)
+        blocks = _articles(blocks, problems)
     else:
         is_divided = _SEPARATOR_LINE.search(first) is not None
     first = next(blocks, "")
@@ -160,16 +153,18 @@ def _books(blocks: Iterable[str]) -> Iterator[str]:
         book, at = "", 0
         for marker in _BOOK_MARKER.finditer(text):
             book += text[at : marker.start()] + _SEPARATOR if inside else ""
-            inside, at = marker[1] == "START", marker.end()
+            inside, at = bool(marker.lastindex), marker.end()
         yield book + text[at:] + newline if inside else book
 
 
-def _articles(blocks: Iterable[str]) -> Iterator[str]:
-    """Yields the text of a file of WikiText, with `_SEPARATOR` before the title of each article."""
+def _articles(blocks: Iterable[str], problems: Counter[str]) -> Iterator[str]:
+    """Yields the text of a file of WikiText, with `_SEPARATOR` instead of the title of each article."""
     rest = ""
     for block in itertools.chain(blocks, ["\n"]):
         text, newline, rest = (rest + block).rpartition("\n")
-        yield _TITLE_LINE.sub(rf"{_SEPARATOR}\g<0>", text) + newline
+        problems["unknown_words"] += text.count("<unk>")
+        text = _JOINER.sub(r"\1", _HEADING_LINE.sub(r"\1", _TITLE_LINE.sub(_SEPARATOR, text)))
+        yield text + newline
 
 
 def is_title(line: str) -> bool:
@@ -177,9 +172,21 @@ def is_title(line: str) -> bool:
     return _TITLE_LINE.fullmatch(line.rstrip("\n")) is not None
 
 
-def without_markers(text: str) -> str:
-    """Returns an article of Wiki-40B without its title, and with line breaks instead of markers. Keeps other texts."""
-    return _WIKI40B_MARKER.sub("\n", text) if text.lstrip().startswith("_START_ARTICLE_\n") else text
+def rows(texts: Iterable[str], problems: Counter[str]) -> Iterator[Text]:
+    """Yields the documents of a dataset's rows: the row or, of a row with books of Project Gutenberg, the books.
+
+    Articles of Wiki-40B lose their title, and line breaks replace their markers. Rows that are wrapped at a fixed
+    width are unwrapped.
+    """
+    for text in texts:
+        marker = _BOOK_MARKER.search(text)
+        if marker is not None and marker.lastindex:
+            yield from prose(iter([text]), problems)
+            continue
+        if text.lstrip().startswith("_START_ARTICLE_\n"):
+            text = _WIKI40B_MARKER.sub("\n", text)
+        lines = [line for line in map(str.strip, text.split("\n")) if line]
+        yield Text(text, WRAPPED if is_wrapped_prose(lines) else PARAGRAPHS)
 
 
 def wiki(blocks: Iterable[str], problems: Counter[str]) -> Iterator[Text]:
@@ -246,18 +253,6 @@ def grouped(texts: Iterable[Text], min_chars: int, divide_documents: bool = Fals
     return (group for _, group in itertools.groupby(texts, group_of))
 
 
-def split_sentences(text: str, layout: str, problems: Counter[str]) -> list[str]:
-    """Returns the sentences of a text, without surrounding whitespace and without empty sentences."""
-    if layout == LINES:
-        sentences = [line.strip() for line in text.split("\n")]
-    else:
-        if not text.isascii():
-            text = _WIDE_SPACES.sub(" ", text).replace("\x85", "")
-        paragraphs = _unwrap(text) if layout == WRAPPED else text.split("\n")
-        sentences = [sentence.strip() for p in paragraphs if p for sentence in _segment(p.strip(), problems)]
-    return [piece for sentence in sentences for piece in _split_long(sentence, problems)]
-
-
 def with_spaces(sentences: Sequence[str], text: Text) -> list[str]:
     """Adds leading spaces to the sentences of a text, for byte-level BPE.
 
@@ -265,63 +260,3 @@ def with_spaces(sentences: Sequence[str], text: Text) -> list[str]:
     """
     first = len(sentences) if text.layout == LINES else int(not text.continues)
     return [*sentences[:first], *(f" {sentence}" for sentence in sentences[first:])]
-
-
-def split_point(text: str, limit: int) -> int:
-    """Returns an index of at most `limit` at which to split a text, preferably after a line, sentence or word."""
-    for pattern in ("\n", ". ", " "):
-        at = text.rfind(pattern, limit // 2, limit)
-        if at >= 0:
-            return at + len(pattern)
-    for at in range(limit, max(limit - 1024, 0), -1):
-        if text[at - 1].isspace():
-            return at
-    return limit
-
-
-def _split_long(sentence: str, problems: Counter[str]) -> Iterator[str]:
-    while len(sentence) > MAX_SENTENCE_CHARS:
-        problems["long_sentence_cuts"] += 1
-        at = split_point(sentence, MAX_SENTENCE_CHARS)
-        yield sentence[:at].strip()
-        sentence = sentence[at:].strip()
-    if sentence:
-        yield sentence
-
-
-def _segment(paragraph: str, problems: Counter[str]) -> list[str]:
-    head = []
-    while len(paragraph) > _MAX_PARAGRAPH_CHARS:
-        at = split_point(paragraph, _MAX_PARAGRAPH_CHARS)
-        head += _segment(paragraph[:at], problems)
-        paragraph = paragraph[at:]
-    try:
-        return head + sentencex.segment("en", paragraph)
-    except BaseException as error:
-        # Compare the class name, because a Rust panic in `sentencex` raises an exception that cannot be imported.
-        if type(error).__name__ != "PanicException":
-            raise
-        problems["paragraphs_not_split"] += 1
-        return [*head, paragraph]
-
-
-def _unwrap(text: str) -> Iterator[str]:
-    lines = [line.strip() for line in text.split("\n")]
-    width = max((len(line) for line in lines if len(line) <= _MAX_WRAPPED_CHARS), default=0)
-    paragraph: list[str] = []
-    for line in lines:
-        if line:
-            paragraph.append(line)
-        if paragraph and (not line or (len(line) < _SHORT_LINE * width and _SENTENCE_END.search(line))):
-            yield " ".join(paragraph)
-            paragraph = []
-    if paragraph:
-        yield " ".join(paragraph)
-
-
-def is_wrapped(lines: list[str]) -> bool:
-    """Returns whether lines are wrapped: nearly all have at most 120 characters, and most do not end a sentence."""
-    long = sum(len(line) > _MAX_WRAPPED_CHARS for line in lines)
-    if len(lines) < 2 or long > _MAX_LONG_LINES * len(lines):
-        return False
-    return sum(bool(_SENTENCE_END.search(line)) for line in lines) * 2 < len(lines)

@@ -17,7 +17,13 @@ from bertjax.data.corpus import readers, store
 from bertjax.data.corpus.chunks import divide_chunk, encode_chunk, group_sources, plan_splits, write_array
 from bertjax.data.corpus.vocabulary import BPE, WORDPIECE, Vocabulary, is_cased, load_vocabulary, named_special_ids
 from bertjax.data.corpus.vocabulary_extension import extend_vocabulary, extended_kind
-from bertjax.data.corpus.vocabulary_training import check_size, learn_vocabulary, ordered_map, sample_training_data
+from bertjax.data.corpus.vocabulary_training import (
+    check_size,
+    learn_vocabulary,
+    ordered_map,
+    sample_training_data,
+    strips_letters,
+)
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.utils.io import AnyPath, as_path, atomic_folder, check_free_space, is_remote
 from bertjax.utils.process_pool import available_cores, process_pool
@@ -52,8 +58,17 @@ _PROBLEMS = {
     "no_heldout_document": "no document could be held out: there are too few different documents for an evaluation set",
     "nul_characters": "{} NUL characters were skipped",
     "paragraphs_not_split": "{} paragraphs could not be split into sentences and became one sentence each",
+    "single_sentence_documents": (
+        "{} documents, more than half, have one sentence, so next-sentence prediction cannot be trained on them: in "
+        "text: inputs, write a blank line between documents, not after each sentence (in datasets, use a row for each)"
+    ),
     "sentences_without_tokens": "{} sentences contained only control characters and were skipped",
     "unclosed_doc": "{} <doc> tags lacked </doc> and were read to the next <doc> or the end of their file",
+    "undivided_files": (
+        "{} files of text: have no blank line, so each is one document; if a file has several documents, write a blank "
+        "line between them"
+    ),
+    "unknown_words": "{} words are <unk> in WikiText; use its raw version, such as wikitext-103-raw-v1",
 }
 
 
@@ -81,7 +96,8 @@ def prepare(
 
     The arguments correspond to the options of `bertjax prepare`. Defaults of None mean:
       vocabulary: train a vocabulary on a sample of the text.
-      lower_case: detect the case from `vocabulary`; True for a new vocabulary, but False for byte-level BPE.
+      lower_case: detect the case from `vocabulary`; True for a new vocabulary, but False for byte-level BPE, and for
+        WordPiece if it would strip marks from many letters (`strips_letters`).
       workers: one process per core.
       data_dir: TFDS's default folder.
     """
@@ -110,8 +126,13 @@ def prepare(
         used, extension = loaded, {}
         settings = {"heldout_fraction": heldout_fraction, "inputs": _describe_inputs(sources)}
         if used is None:
+            # BERT's uncased tokenizer strips nonspacing marks; those of SentencePiece and BPE do not.
+            strips = vocabulary_kind == WORDPIECE and lower_case is not False and strips_letters(sources)
+            if strips:
+                problem = "many letters have accents or vowel signs, which an uncased WordPiece vocabulary strips"
+                logger.warning(f"{problem}; {'omit --uncased' if lower_case else 'the new vocabulary is cased'}")
             if lower_case is None:  # Byte-level BPE vocabularies are usually cased.
-                lower_case = vocabulary_kind != BPE
+                lower_case = vocabulary_kind != BPE and not strips
             data = sample_training_data(sources, vocabulary_kind, lower_case, pool)
             used = learn_vocabulary(data, kind=vocabulary_kind, size=vocabulary_size, lower_case=lower_case)
             settings["vocabulary_size"] = vocabulary_size
@@ -220,18 +241,6 @@ def summary(output: str | Path, manifest: dict[str, Any]) -> str:
         f"{split['tokens']:,} tokens of {split['text_bytes'] / 1e6:,.1f} MB"
         for name, split in splits.items()
     ]
-    documents, sentences = (sum(split[name] for split in splits.values()) for name in ("documents", "sentences"))
-    if store.has_single_sentences(documents, sentences):
-        lines.append(
-            "  nearly every document has one sentence, so next-sentence prediction cannot be trained: in text: "
-            "inputs, write a blank line between documents, not after each sentence"
-        )
-    inputs = settings["inputs"]
-    if [*inputs] == ["text"] and inputs["text"]["sources"] == documents < sentences:
-        lines.append(
-            "  each file of text: is one document, because it has no blank line; if it has several documents, write a "
-            "blank line between them"
-        )
     if splits["heldout"]["documents"] < 2:
         lines.append(
             "  training needs two held-out documents to evaluate on: prepare more documents (a file of "

@@ -7,15 +7,17 @@
     tfds:NAME/CONFIG:SPLIT  text of TensorFlow Datasets, one document per example
     hf:ORG/NAME/CONFIG:SPLIT#COLUMN  text of a Hugging Face Hub dataset, one document per row
 
-GLOB may be a folder (all files in it) or a `gs://` path, may contain `**`, and may match .gz and .xz files.
+GLOB may be a folder (all files in it) or a `gs://` path, may contain `**`, and may match .gz, .xz and .bz2 files.
 """
 
+import bz2
 import codecs
 import dataclasses
 import glob
 import gzip
 import itertools
 import json
+import logging
 import lzma
 import os
 import re
@@ -26,10 +28,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, BinaryIO
 
 from bertjax.data.corpus import datasets, documents
-from bertjax.data.corpus.documents import PARAGRAPHS, Text
+from bertjax.data.corpus.documents import Text
 from bertjax.errors import BertjaxError, UsageError, first_line
 from bertjax.utils.io import as_path, is_remote, reject_binary, unix_newlines
 
+logger = logging.getLogger(__name__)
 # Functions that divide the text of a file into documents, keyed by the kind of input.
 _DIVIDE = {
     "text": documents.sentence_lines,
@@ -58,7 +61,7 @@ _START_ROWS = 100
 _TABLE_LINES = 20
 # A file is not UTF-8 if its start has more invalid bytes than both limits, and most non-ASCII bytes are invalid.
 _MAX_INVALID_BYTES, _MAX_INVALID_FRACTION = 20, 0.005
-_TABLE = re.compile(r".*\.(jsonl?|csv|tsv)(\.gz|\.xz)?", re.IGNORECASE)
+_TABLE = re.compile(r".*\.(jsonl?|csv|tsv)(\.gz|\.xz|\.bz2)?", re.IGNORECASE)
 _ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
 
 
@@ -87,8 +90,11 @@ def find_sources(specs: list[str], data_dir: str | None = None) -> tuple[list[So
             name, split, column = datasets.parse_dataset(spec)
             size = datasets.tfds_size_bytes(name, split, data_dir) if kind == "tfds" else None
             if kind == "hf":
-                # Raises if the dataset lacks the text column.
-                datasets.hub_text_column(datasets.open_hub(name, split), name, column)
+                dataset = datasets.open_hub(name, split)
+                datasets.hub_text_column(dataset, name, column)  # Raises if the dataset lacks the text column.
+                if dataset.info.builder_name == "text":
+                    fix = "download the files, and use prose: or text: to read their documents"
+                    logger.warning(f"{spec} has .txt files, and each of their lines becomes a document; {fix}")
             spec_sources = [Source(kind, name, size, split, column, data_dir)]
         else:
             files = _remote_files(spec, rest) if is_remote(rest) else _local_files(spec, rest)
@@ -186,14 +192,14 @@ def _read_dataset(source: Source, problems: Counter[str], advance: Callable[[int
         for text in texts:
             problems["nul_characters"] += text.count("\0")
             advance(len(text.encode("utf-8", "surrogatepass")))
-            yield documents.without_markers(text)
+            yield text
 
     rows = read_rows()
     start = [*itertools.islice(rows, _START_ROWS)]
     if any(map(documents.is_title, start)):
         lines = (f"{row}\n" for row in rows)
         return documents.prose(itertools.chain(["".join(f"{row}\n" for row in start)], lines), problems)
-    return (Text(row, PARAGRAPHS) for row in itertools.chain(start, rows))
+    return documents.rows(itertools.chain(start, rows), problems)
 
 
 def write_texts(texts: Iterable[Text], file: BinaryIO) -> None:
@@ -216,7 +222,7 @@ def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int]
 
     def read_blocks(raw: IO[bytes]) -> Iterator[bytes]:
         nonlocal total_bytes
-        opener = {".gz": gzip.open, ".xz": lzma.open}.get(os.path.splitext(source.name)[1].lower())
+        opener = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}.get(os.path.splitext(source.name)[1].lower())
         file = opener(raw) if opener else raw
         position = 0
         while block := file.read(_READ_BYTES):

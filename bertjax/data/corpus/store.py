@@ -80,11 +80,6 @@ class Split:
         return self.documents.size - 1
 
 
-def has_single_sentences(documents: int, sentences: int) -> bool:
-    """Returns whether several documents have under 1.1 sentences on average, which is too few for IsNext pairs."""
-    return documents > 1 and sentences < 1.1 * documents
-
-
 class Checksums:
     """Verifier of SHA-256 checksums in a background thread, which reads each file once and rarely holds the GIL."""
 

@@ -1,8 +1,11 @@
 """Deterministic training of vocabularies on a bounded sample of the text."""
 
+import dataclasses
 import io
 import itertools
 import logging
+import math
+import unicodedata
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -11,7 +14,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from bertjax.data.corpus import readers
-from bertjax.data.corpus.documents import MAX_SENTENCE_CHARS, Text, grouped, split_sentences, with_spaces
+from bertjax.data.corpus.documents import Text, grouped, with_spaces
+from bertjax.data.corpus.sentences import MAX_SENTENCE_CHARS, split_point, split_sentences
 from bertjax.data.corpus.tokenizer import BasicTokenizer
 from bertjax.data.corpus.vocabulary import (
     BPE,
@@ -36,8 +40,13 @@ _MAX_SIZE = 1_000_000
 # Sample sizes in characters. The sample for SentencePiece is smaller, because SentencePiece is slow and stores the
 # sample several times, whereas WordPiece training needs only word counts.
 _SAMPLE_CHARS = {WORDPIECE: 64 << 20, SENTENCEPIECE: 8 << 20, BPE: 32 << 20}
-# Maximum number of characters that get their own pieces (`x` and `##x`). Rarer characters become [UNK].
-_MAX_CHARACTERS = 1000
+# Characters that get their own pieces (`x` and `##x`): the 1,000 most frequent or, in Chinese and Japanese, as many as
+# make up this share of the text. Others become [UNK].
+_MIN_CHARACTERS, _CHARACTER_COVERAGE = 1000, 0.9995
+# Sample size, in characters, to count nonspacing marks, such as accents or the vowel signs of Hindi; and the maximum
+# number of marks per letter that a new vocabulary strips by default. English, French, German, Russian and Spanish have
+# fewer; Arabic, Czech, Hindi, Japanese, Thai, Turkish and Vietnamese have more.
+_MARKS_SAMPLE_CHARS, _MAX_STRIPPED_MARKS = 1 << 20, 0.05
 _MIN_FREQUENCY = 2
 _BATCH_CHARS = 1 << 20
 _BATCHES_AHEAD = 4
@@ -63,6 +72,16 @@ def sample_training_data(
     for words in samples:
         counts.update(words)
     return counts
+
+
+def strips_letters(sources: Sequence[readers.Source]) -> bool:
+    """Returns whether BERT's uncased tokenizer, which strips nonspacing marks, would change many letters of a text."""
+    letters = marks = 0
+    for text in _sample(sources, _MARKS_SAMPLE_CHARS):
+        letters += sum(map(str.isalpha, text.text))
+        if not text.text.isascii():
+            marks += sum(unicodedata.category(char) == "Mn" for char in unicodedata.normalize("NFD", text.text))
+    return marks > _MAX_STRIPPED_MARKS * letters
 
 
 def learn_vocabulary(data: Counter[str] | list[str], *, kind: str, size: int, lower_case: bool) -> Vocabulary:
@@ -95,7 +114,7 @@ def ordered_map(
 
 
 def _sample(sources: Sequence[readers.Source], max_chars: int) -> Iterator[Text]:
-    """Yields complete texts from the start of each source, in proportion to the source's size."""
+    """Yields texts from the start of each source, in proportion to the source's size."""
     known_bytes = sum(source.size_bytes or 0 for source in sources)
     unknown = sum(source.size_bytes is None for source in sources)
     # A source of unknown size gets the same number of characters as all sources of known size combined.
@@ -107,6 +126,8 @@ def _sample(sources: Sequence[readers.Source], max_chars: int) -> Iterator[Text]
             chars = per_source * share
             # Discard the problem counts, since problems are counted when the text is encoded.
             for text in readers.read(source, Counter()):
+                if len(text.text) > chars:
+                    text = dataclasses.replace(text, text=text.text[: split_point(text.text, math.ceil(chars))])
                 yield text
                 bar.update(len(text.text))
                 chars -= len(text.text)
@@ -138,8 +159,10 @@ def wordpieces(counts: Counter[str], size: int) -> list[str]:
     for word, count in counts.items():
         for char in word:
             char_counts[char] += count
-    frequent = sorted(char_counts, key=lambda char: (-char_counts[char], char))[: min(_MAX_CHARACTERS, size // 4)]
-    alphabet = set(frequent)
+    frequent = sorted(char_counts, key=lambda char: (-char_counts[char], char))
+    covered = itertools.accumulate(char_counts[char] for char in frequent)
+    enough = 1 + sum(count < _CHARACTER_COVERAGE * char_counts.total() for count in covered)
+    alphabet = {*frequent[: min(max(_MIN_CHARACTERS, enough), size // 4)]}
     words = sorted(word for word in counts if alphabet.issuperset(word))
     # Assign the ids of characters in sorted order, because the trainer breaks ties between merges by these ids. By
     # default, it would assign them in the order of a randomly seeded hash table.

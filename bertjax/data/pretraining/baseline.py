@@ -1,4 +1,4 @@
-"""Token statistics of a corpus: metrics of a predictor that ignores the context, and mean bytes per token."""
+"""Token statistics of a corpus: metrics of a predictor that ignores the context, and mean lengths of pieces."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -9,6 +9,7 @@ from bertjax.data.corpus.store import Corpus
 from bertjax.data.corpus.vocabulary import BYTE_LEVEL_START, Vocabulary
 
 _BLOCK_TOKENS = 1 << 24
+_CHECKED_TOKENS = 1 << 20
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
@@ -63,3 +64,9 @@ def mean_piece_bytes(vocabulary: Vocabulary, tokens: np.ndarray) -> float:
     piece_bytes = np.where(is_special, 0, lengths) + ~vocabulary.is_continuation
     # Clip the invalid ids of a damaged file instead of failing, because checksum verification reports the damage.
     return sum(int(piece_bytes.take(block, mode="clip").sum()) for block in _blocks(tokens)) / len(tokens)
+
+
+def mean_word_pieces(vocabulary: Vocabulary, tokens: np.ndarray) -> float:
+    """Returns the mean number of pieces per word at the start of a text, `tokens` [N]."""
+    start = tokens[:_CHECKED_TOKENS]
+    return start.size / max(1, np.count_nonzero(~vocabulary.is_continuation[start]))

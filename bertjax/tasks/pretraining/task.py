@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.data.corpus.store import Corpus, has_single_sentences, open_corpus
+from bertjax.data.corpus.store import Corpus, open_corpus
 from bertjax.data.corpus.vocabulary import Vocabulary, vocabulary_files
 from bertjax.data.inspection import format_row
-from bertjax.data.pretraining.baseline import mean_piece_bytes
+from bertjax.data.pretraining.baseline import mean_piece_bytes, mean_word_pieces
 from bertjax.data.pretraining.config import Masking, Phase
 from bertjax.data.pretraining.pair_index import documents_problem
 from bertjax.data.pretraining.pairs import LABELS, NEXT_SENTENCE
@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 _PERPLEXITY_LOSSES = ("mlm_loss", "ltr_loss", "rtl_loss")
 # Maximum argument of `math.exp`, which overflows at larger ones.
 _MAX_LOG_PERPLEXITY = 700.0
+# Maximum mean number of tokens per word if entire words are masked. English has 5, even if each character is a token.
+_MAX_WORD_PIECES = 10
 
 
 class PretrainingTask(Task):
@@ -68,11 +70,19 @@ class PretrainingTask(Task):
             if train:
                 if problem := documents_problem(corpus, "train", self.objective.pairing):
                     raise UsageError(problem)
-                has_single = has_single_sentences(corpus.train.num_documents, corpus.train.num_sentences)
-                if has_single and self.objective.pairing == NEXT_SENTENCE:
+                masks_words = config.data.masking.whole_word or config.data.masking.max_span > 1
+                length = mean_word_pieces(self._vocabulary, corpus.train.tokens) if masks_words else 0.0
+                if length > _MAX_WORD_PIECES:
+                    raise UsageError(
+                        f"the words of {config.data.corpus} have {length:.0f} tokens on average, as in languages "
+                        "without spaces between words; set --config.data.masking.whole_word=false "
+                        "--config.data.masking.max_span=1"
+                    )
+                num_single = corpus.manifest["problems"].get("single_sentence_documents", 0)
+                if num_single and self.objective.pairing == NEXT_SENTENCE:
                     logger.warning(
-                        f"nearly every document of {config.data.corpus} has one sentence, so nearly all sentence pairs "
-                        "are NotNext; prepare it again with blank lines only between documents, or set "
+                        f"{num_single:,} documents of {config.data.corpus}, more than half, have one sentence, so "
+                        "their pairs are NotNext; prepare it again with blank lines only between documents, or set "
                         "--config.data.objective=none"
                     )
             self.evaluation_problem = documents_problem(corpus, "heldout", self.objective.pairing)

@@ -14,7 +14,7 @@ from helpers.preparing import run
 
 from bertjax.data.corpus import chunks, readers
 from bertjax.data.corpus.datasets import parse_dataset, tfds_texts
-from bertjax.data.corpus.documents import split_sentences
+from bertjax.data.corpus.sentences import split_sentences
 from bertjax.data.finetuning import dataset_rows
 from bertjax.data.finetuning.tables import ReadStats
 from bertjax.errors import BertjaxError, UsageError
@@ -116,8 +116,15 @@ def test_articles_are_documents_if_rows_are_lines_of_wikitext(hub):
     rows = ["", " = First = \n", "", " The first . \n", " = = Plot = = \n", " More . \n", " = Next = \n", " Text . \n"]
     hub.push("datasets/org/wikitext", {"train.jsonl": lines(*({"text": row} for row in rows))})
     (source,), _ = readers.find_sources(["hf:org/wikitext:train"])
-    texts = [document.text.split() for document in readers.read(source, Counter())]
-    assert texts == ["".join(rows[:6]).split(), "".join(rows[6:]).split()]
+    texts = [" ".join(document.text.split()) for document in readers.read(source, Counter())]
+    assert texts == ["The first . Plot More .", "Text ."]
+
+
+def test_lines_of_text_files_become_documents_with_a_warning(hub, log_lines):
+    hub.push("datasets/org/books", {"train.txt": b"One line.\nAnother.\n"})
+    (source,), _ = readers.find_sources(["hf:org/books:train"])
+    assert len([*readers.read(source, Counter())]) == 2
+    assert [line for line in log_lines if "hf:org/books:train has .txt files" in line]
 
 
 def test_column_and_config_of_a_dataset_can_be_chosen(hub):

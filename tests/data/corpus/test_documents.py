@@ -5,16 +5,8 @@ from collections import Counter
 
 import pytest
 
-from bertjax.data.corpus.documents import (
-    LINES,
-    MAX_SENTENCE_CHARS,
-    PARAGRAPHS,
-    WRAPPED,
-    Text,
-    grouped,
-    split_sentences,
-    with_spaces,
-)
+from bertjax.data.corpus.documents import Text, grouped, rows, with_spaces
+from bertjax.data.corpus.sentences import LINES, MAX_SENTENCE_CHARS, PARAGRAPHS, WRAPPED, split_sentences
 from bertjax.data.corpus.vocabulary import BPE, SENTENCEPIECE
 from bertjax.data.corpus.vocabulary_training import training_data
 
@@ -95,3 +87,28 @@ def test_groups_keep_documents_whole_unless_they_may_be_divided(divide_documents
     texts = [Text(char, LINES, continues=char in "bc") for char in "abcd"]
     groups = grouped(texts, 2, divide_documents)
     assert ["".join(text.text for text in group) for group in groups] == expected
+
+
+HINDI = "\u0926\u093f\u0932\u094d\u0932\u0940 " * 9
+MARKERS = [f"*** {name} OF THIS PROJECT GUTENBERG EBOOK ***" for name in ("START", "END")]
+
+
+@pytest.mark.parametrize(
+    ("row", "layout", "expected"),
+    [
+        (
+            "\n".join(4 * ["It was the first of May, and the two", "of them had walked along the river", "now."]),
+            WRAPPED,
+            4,
+        ),
+        ("\n".join(3 * [HINDI, HINDI, f"{HINDI}\u0964"]), WRAPPED, 3),
+        ("\n".join(5 * [f"{HINDI}\u0964"]), PARAGRAPHS, 5),
+        ("\n".join(9 * ["item of a list"]), PARAGRAPHS, 9),
+        ("\n".join(9 * ["A line of a poem, or of a list of rather long items"]), PARAGRAPHS, 9),
+        (f"License.\n{MARKERS[0]}\nOne. Two.\n{MARKERS[1]}\nLicense.", PARAGRAPHS, 2),
+    ],
+)
+def test_rows_of_datasets_are_unwrapped_if_they_are_running_text(row, layout, expected):
+    (text,) = rows([row], Counter())
+    sentences = split_sentences(text.text, text.layout, Counter())
+    assert (text.layout, len(sentences)) == (layout, expected) and "License." not in sentences

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.preparing import bytes_of, documents_of, make_text, prepare_text, run, write_text
 
-from bertjax.data.corpus import chunks, prepare, readers, store, vocabulary_training
+from bertjax.data.corpus import chunks, prepare, readers, sentences, store, vocabulary_training
 from bertjax.data.corpus import documents as documents_module
 from bertjax.data.corpus.tokenizer import Tokenizer
 from bertjax.data.corpus.vocabulary import load_vocabulary
@@ -90,15 +90,16 @@ def test_small_corpus_has_documents_in_both_splits_and_one_document_is_for_train
     assert sorted(train + held) == sorted(expected)
     assert not {repr(d) for d in train} & {repr(d) for d in held}
     assert [manifest["splits"][split]["documents"] for split in store.SPLITS] == [len(train), len(held)]
-    assert manifest["problems"] == ({"no_heldout_document": 1} if count == 1 else {})
+    found = manifest["problems"].keys() - {"undivided_files", "single_sentence_documents"}
+    assert found == ({"no_heldout_document"} if count == 1 else set())
     assert ("no document could be held out" in prepare.summary("corpus", manifest)) == (count == 1)
 
 
 # Note in the summary, keyed by the numbers of documents and of sentences per document.
 NOTES = {
-    (20, 1): "nearly every document has one sentence",
+    (20, 1): "20 documents, more than half, have one sentence",
     (4, 2): "50% of the tokens are held out",
-    (1, 2): "each file of text: is one document",
+    (1, 2): "1 files of text: have no blank line",
     (20, 2): "",
 }
 
@@ -124,6 +125,7 @@ def test_problems_of_the_input_are_counted(tmp_path, vocabulary, chunk_bytes, mo
         "long_sentence_cuts": 3,
         "nul_characters": 1,
         "sentences_without_tokens": 1,
+        "single_sentence_documents": 3,
     }
     text = prepare.summary("corpus", manifest)
     assert len(text.splitlines()) == 3 + len(manifest["problems"]) and "2 bytes were not UTF-8" in text
@@ -135,8 +137,18 @@ def test_vocabulary_that_does_not_fit_the_text_logs_a_warning(sentence, warns, t
     assert any("50% of the tokens are [UNK]; check that" in line for line in log_lines) == warns
 
 
+def test_mixture_with_a_text_of_single_sentences_or_without_blank_lines_has_a_note(tmp_path, vocabulary):
+    write_text(tmp_path / "wiki.txt", [["river ."] * 50 for _ in range(9)])
+    write_text(tmp_path / "books.txt", [["stone ."]] * 20)
+    (tmp_path / "text.txt").write_text("lamp .\n" * 20)
+    manifest = run(
+        tmp_path, *(f"text:{tmp_path}/{name}.txt" for name in ("wiki", "books", "text")), vocabulary=vocabulary
+    )
+    assert manifest["problems"] == {"single_sentence_documents": 20, "undivided_files": 1}
+
+
 def test_every_problem_has_a_message():
-    modules = readers, documents_module, chunks
+    modules = readers, documents_module, sentences, chunks
     source = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in modules)
     counted = {*re.findall(r'problems\["(\w+)"\]', source), "files_named_again"}
     assert counted == set(prepare._PROBLEMS)

@@ -1,5 +1,6 @@
 """Tests of the documents that are read from each kind of input, with large and small read blocks."""
 
+import bz2
 import gzip
 import lzma
 import os
@@ -114,6 +115,23 @@ def test_license_of_project_gutenberg_is_not_part_of_the_books(tmp_path, monkeyp
     assert [(layout, text.strip()) for layout, text in documents] == [(WRAPPED, book) for book in books]
 
 
+@pytest.mark.parametrize(
+    "end", ["*** END OF THE COPYRIGHTED PROJECT GUTENBERG ETEXT EMMA ***", "End of Project Gutenberg's Emma"]
+)
+@pytest.mark.parametrize(
+    "start",
+    [
+        "*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*",
+        "***START OF THE COPYRIGHTED PROJECT GUTENBERG ETEXT EMMA***",
+    ],
+)
+def test_license_of_old_etexts_is_not_part_of_the_book(tmp_path, start, end):
+    book = "\n".join([LINE] * 30)
+    (tmp_path / "p.txt").write_text(f"**Welcome**\n\n{start}\n\n{book}\n\n{end}\n\nLicense.\n", encoding="utf-8")
+    ((layout, text),) = read(f"prose:{tmp_path}/p.txt")[0]
+    assert (layout, text.strip()) == (WRAPPED, book)
+
+
 @pytest.mark.parametrize("is_divided", [False, True])
 @pytest.mark.parametrize("kind", ["text", "prose"])
 def test_documents_end_at_separators_of_language_models(kind, is_divided, tmp_path, monkeypatch):
@@ -131,7 +149,7 @@ def test_documents_end_at_separators_of_language_models(kind, is_divided, tmp_pa
 
 
 WIKITEXT = (
-    " \n = First = \n \n The first . It ends = here = . \n \n = = Plot = = \n \n More . \n \n = Next = \n \n Text . \n"
+    " \n = First = \n \n It ends = here = . \n \n = = Plot = = \n \n 1 @,@ 000 <unk> . \n \n = Next = \n Text . \n"
 )
 
 
@@ -139,8 +157,10 @@ WIKITEXT = (
 def test_articles_of_wikitext_are_documents(block_bytes, tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "_READ_BYTES", block_bytes)
     (tmp_path / "wiki.train.raw").write_text(WIKITEXT)
-    texts = [text for _, text in read(f"prose:{tmp_path}/wiki.train.raw")[0]]
-    assert "".join(texts).strip() == WIKITEXT.strip() and [text.split()[1] for text in texts] == ["First", "Next"]
+    documents, problems = read(f"prose:{tmp_path}/wiki.train.raw")
+    texts = [" ".join(document) for document in words(documents)]
+    assert texts == ["It ends = here = . Plot 1,000 <unk> .", "Text ."]
+    assert problems == {"unknown_words": 1}
 
 
 def test_each_line_of_lines_is_a_document(tmp_path, block_size):
@@ -199,16 +219,18 @@ def test_invalid_bytes_are_counted(tmp_path, block_size):
     (tmp_path / "f").write_bytes(b"good \xff\xfe bad\n\xc3\n" + genuine + b" nul\x00\x00 \xe4\xb8")
     (tmp_path / "g").write_bytes(b"")
     documents, problems = read(f"text:{tmp_path}/*")
-    assert problems == {"invalid_utf8_bytes": 5, "nul_characters": 2, "empty_files": 1}
+    assert problems == {"invalid_utf8_bytes": 5, "nul_characters": 2, "empty_files": 1, "undivided_files": 1}
     assert "good" in documents[0][1] and "nul" in documents[0][1]
 
 
-@pytest.mark.parametrize(("name", "compress"), [("a.gz", gzip.compress), ("b.xz", lzma.compress)])
+@pytest.mark.parametrize(
+    ("name", "compress"), [("a.gz", gzip.compress), ("b.xz", lzma.compress), ("c.bz2", bz2.compress)]
+)
 def test_compressed_file_is_read_unless_it_is_damaged(tmp_path, name, compress):
     text = "\n".join(f"Sentence {i * i}." for i in range(50_000))
     data = compress(text.encode())
     (tmp_path / name).write_bytes(data)
-    assert read(f"text:{tmp_path}/{name}") == ([(LINES, text)], {})
+    assert read(f"text:{tmp_path}/{name}") == ([(LINES, text)], {"undivided_files": 1})
     half = len(data) // 2
     for damaged in (data[:half], data[:half] + bytes(100) + data[half + 100 :], text.encode()):
         (tmp_path / name).write_bytes(damaged)

@@ -6,14 +6,16 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.commanding import printed
 from helpers.preparing import leftovers, make_text, prepare_text, write_text
 
-from bertjax.data.corpus import prepare, store
+from bertjax.data.corpus import prepare, store, vocabulary_training
+from bertjax.data.corpus.readers import find_sources
 from bertjax.data.corpus.tokenizer import BasicTokenizer, Tokenizer
-from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, load_vocabulary
+from bertjax.data.corpus.vocabulary import SPECIAL_PIECES, WORDPIECE, load_vocabulary
 from bertjax.data.corpus.vocabulary_extension import added_pieces, extend_vocabulary
 from bertjax.data.corpus.vocabulary_training import byte_level_bpe, sentencepiece_model, wordpieces
 from bertjax.errors import UsageError
@@ -51,6 +53,40 @@ def test_vocabularies_of_small_texts_and_of_many_rare_characters():
     many = Counter({chr(0x4E00 + i): 1 for i in range(5000)}) + Counter({"the": 100, "then": 50})
     pieces = wordpieces(many, 200)
     assert len(pieces) <= 200 and {"the", "then"} <= set(pieces)
+    # 3,000 of the characters are frequent, and make up 99.95 % of the text.
+    ideographs = [chr(0x4E00 + i) for i in range(5000)]
+    frequent = Counter({char: 2000 if i < 3000 else 1 for i, char in enumerate(ideographs)})
+    assert {*wordpieces(frequent, 30522)} == {*SPECIAL_PIECES, *ideographs[:3000]}
+
+
+# Vowel signs of Hindi and tones of Vietnamese are marks that BERT's uncased tokenizer strips.
+@pytest.mark.parametrize(
+    ("sentence", "strips"),
+    [
+        ("Le caf\u00e9 de la rue est ouvert toute la nuit.", False),
+        ("\u0926\u093f\u0932\u094d\u0932\u0940 \u092d\u093e\u0930\u0924 \u092e\u0947\u0902", True),
+        ("H\u00e0 N\u1ed9i l\u00e0 th\u1ee7 \u0111\u00f4", True),
+    ],
+)
+@pytest.mark.parametrize("lower_case", [True, False, None])
+def test_new_vocabulary_is_cased_if_many_letters_would_lose_marks(sentence, strips, lower_case, tmp_path, log_lines):
+    settings = {"lower_case": lower_case, "vocabulary_size": 40}
+    manifest = prepare_text(tmp_path, [[sentence, sentence.lower()]] * 9, **settings)
+    assert manifest["vocabulary"]["lower_case"] == (not strips if lower_case is None else lower_case)
+    (warning,) = [line for line in log_lines if "accents or vowel signs" in line] or [""]
+    expected = {True: "omit --uncased", None: "the new vocabulary is cased", False: ""}
+    assert warning.endswith(expected[lower_case] if strips else "")
+    assert bool(warning) == (strips and lower_case is not False)
+
+
+def test_sample_of_many_files_has_the_start_of_each(tmp_path, monkeypatch):
+    monkeypatch.setitem(vocabulary_training._SAMPLE_CHARS, WORDPIECE, 90)
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"word{number} " + "more " * 100)
+    with ThreadPoolExecutor(1) as pool:
+        sources, _ = find_sources([f"prose:{tmp_path}/*.txt"])
+        counts = vocabulary_training.sample_training_data(sources, WORDPIECE, True, pool)
+    assert counts == {"word0": 1, "word1": 1, "word2": 1, "more": 12}
 
 
 @pytest.mark.parametrize("kind", ["wordpieces(counts(), 300)", "sentencepiece_model(random_sentences(), 200, True)"])
