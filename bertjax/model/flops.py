@@ -16,6 +16,9 @@ from bertjax.utils.devices import has_bfloat16_units
 # `device_kind`. A device is a chip, except on TPU v2 and v3, where a chip (45 and 123 TFLOP/s) is two devices.
 PEAK_FLOPS = (
     ("A100", 312e12),
+    ("H100 PCIe", 756e12),
+    ("H100 NVL", 835e12),
+    ("H200 NVL", 835e12),
     ("H100", 989e12),
     ("H200", 989e12),
     ("TPU v6", 918e12),

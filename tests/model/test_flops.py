@@ -35,6 +35,12 @@ def test_peak_flops_of_tpus_are_summed_over_chips_and_not_devices(kind, chip, de
     assert source.startswith(f"{devices} x {kind}, ")
 
 
+@pytest.mark.parametrize(("kind", "tflops"), [("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756)])
+def test_peak_flops_of_a_gpu_depend_on_its_form(kind, tflops):
+    device = types.SimpleNamespace(platform="gpu", device_kind=kind)
+    assert peak_flops_per_second([device])[0] == tflops * 1e12
+
+
 def test_peak_flops_of_an_unknown_device_are_zero():
     unknown = types.SimpleNamespace(platform="gpu", device_kind="RTX 9090")
     assert peak_flops_per_second([unknown]) == (0.0, "no peak known for RTX 9090")

@@ -224,6 +224,7 @@ def test_a_stopped_run_continues_with_the_same_batches(files, letters):
         ("dev={}/sts.tsv", {}, "no training data"),
         ("train={}/pairs.tsv", {"data__dev_share": 0.5}, "whole files"),
         ("train={}/five.tsv,loss=cosine", {}, "scores from -1 to 1"),
+        ("train={}/sts.tsv,dev={}/sts.tsv,loss=softmax", {}, "sts.tsv has the classes of the training files"),
     ],
 )
 def test_inconsistent_settings_are_rejected_in_one_line(arguments, fields, message, files, letters, tmp_path, capfd):

@@ -70,6 +70,11 @@ class EmbedTask(FinetuningTask):
         for each in self.eval_sets:
             if isinstance(each, ScoredPairs) and len({*each.labels}) < 2:
                 self.evaluation_problem = f"all scores of {each.name} are equal; use other data, or `bertjax predict`"
+            if isinstance(each, ScoredPairs) and train and {f"{score:g}" for score in each.labels} <= {*self._classes}:
+                raise UsageError(
+                    f"{each.name} has the classes of the training files, which are not scores; evaluate on pairs with "
+                    "a similarity, such as STS-B, or on text pairs (an anchor and its positive)"
+                )
 
     def _read_training_files(self) -> None:
         data, loss = self.config.data, self.config.loss
