@@ -43,7 +43,8 @@ def write_corpus(
             array.tofile(path / store.array_file(split, name))
     vocabulary = {"file": "vocab.txt", "lower_case": True, "size": vocabulary_size}
     files = {file.name: {"bytes": file.stat().st_size, "sha256": file_sha256(file)} for file in path.iterdir()}
-    store.write_manifest(path, {"files": files, "token_dtype": dtype.str, "vocabulary": vocabulary})
+    manifest = {"files": files, "problems": {}, "token_dtype": dtype.str, "vocabulary": vocabulary}
+    store.write_manifest(path, manifest)
     return store.open_corpus(path)
 
 
