@@ -30,8 +30,8 @@ _DOC_CLOSE = "</doc>"
 _TAG_AND_TITLE = re.compile(r"^<doc\b.*\n?.*", re.MULTILINE)
 _NOT_ESCAPED = re.compile("&(?!amp;|lt;|gt;)")
 _TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
-# Marker at the start or end of a Project Gutenberg book, up to the next *** of the paragraph, else to the line's end.
-# License and publisher's notes are outside the two markers.
+# Marker at the start or end of a Project Gutenberg book. It extends to the next *** in the paragraph, or else to the
+# end of the line. The license and the publisher's notes are outside the two markers.
 _BOOK_MARKER = re.compile(
     r"^\*\*\* ?(START|END) OF TH(?:E|IS) PROJECT GUTENBERG EBOOK(?:(?:.|\n(?!\s*\n))*?\*\*\*|.*)", re.MULTILINE
 )
@@ -123,8 +123,8 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
     - One paragraph per line, without blank lines or with a blank line after each paragraph: the file is one document.
     - One paragraph per line, with blank lines mostly between groups of paragraphs: each group is a document.
 
-    Each book of Project Gutenberg in a file is a document, without its license. So is each text between two
-    `<|endoftext|>`, and each article of WikiText.
+    With any layout, each Project Gutenberg book (without its license), each text between two `<|endoftext|>`, and each
+    WikiText article is a document.
     """
     first = next(blocks, "")
     blocks = itertools.chain([first], blocks)
@@ -150,7 +150,7 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
 
 
 def _books(blocks: Iterable[str]) -> Iterator[str]:
-    """Yields the text of the books of Project Gutenberg in a file, each followed by `_SEPARATOR`."""
+    """Yields the text of each Project Gutenberg book in a file, followed by `_SEPARATOR`."""
     rest, inside = "", False
     for block in itertools.chain(blocks, ["\n\n"]):
         text, newline, rest = (rest + block).rpartition("\n")
@@ -165,7 +165,7 @@ def _books(blocks: Iterable[str]) -> Iterator[str]:
 
 
 def _articles(blocks: Iterable[str]) -> Iterator[str]:
-    """Yields the text of a file of WikiText, with `_SEPARATOR` before the title of each article."""
+    """Yields the text of a WikiText file, with `_SEPARATOR` before the title of each article."""
     rest = ""
     for block in itertools.chain(blocks, ["\n"]):
         text, newline, rest = (rest + block).rpartition("\n")
@@ -178,7 +178,7 @@ def is_title(line: str) -> bool:
 
 
 def without_markers(text: str) -> str:
-    """Returns an article of Wiki-40B without its title, and with line breaks instead of markers. Keeps other texts."""
+    """Removes the title of a Wiki-40B article, and replaces its markers by line breaks. Does not change other texts."""
     return _WIKI40B_MARKER.sub("\n", text) if text.lstrip().startswith("_START_ARTICLE_\n") else text
 
 

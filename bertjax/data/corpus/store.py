@@ -81,7 +81,7 @@ class Split:
 
 
 def has_single_sentences(documents: int, sentences: int) -> bool:
-    """Returns whether several documents have under 1.1 sentences on average, which is too few for IsNext pairs."""
+    """Returns whether there are several documents with under 1.1 sentences on average, too few for IsNext pairs."""
     return documents > 1 and sentences < 1.1 * documents
 
 
