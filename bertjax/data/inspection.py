@@ -40,9 +40,10 @@ def write_batches(batches: Iterable[Mapping[str, np.ndarray]], path: str | Path)
 def format_row(batch: Mapping[str, np.ndarray], row: int, vocabulary: Vocabulary, labels: Sequence[str] = ()) -> str:
     """Formats a row of a pre-training or fine-tuning batch: the pieces of each segment, and the label or answer.
 
-    A tagged piece is followed by the tag of its word, as in `jo/B-PER`. A predicted piece is shown with the original
-    piece, or as kept: `[MASK]←paris`, `tree←paris (random)`, `paris (kept)`. `labels` lists the names of classes, tags
-    or pair labels in the order of their ids; it is empty for regression, multiple choice, and rows without pairs.
+    A tagged piece is followed by the tag of its word, as in `jo/B-PER`. A predicted piece is followed by the original
+    piece, or marked as kept: `[MASK]←paris`, `tree←paris (random)`, `paris (kept)`. `labels` lists the names of
+    classes, tags or pair labels in the order of their ids; it is empty for regression, multiple choice, and rows
+    without pairs.
     """
     ids, segment_ids = (batch[name][row].ravel() for name in ("input_ids", "segment_ids"))
     pieces, is_packed = [vocabulary.pieces[id_] for id_ in ids], "sequence_ids" in batch

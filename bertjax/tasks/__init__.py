@@ -1,1 +1,1 @@
-"""Training tasks, one module each. A task defines data, model head, loss and metrics."""
+"""Training tasks. A task defines data, model head, loss and metrics."""

@@ -117,7 +117,7 @@ class SquadTask(FinetuningTask):
     missing_data = "no data; set --config.data.path to the folder of SQuAD's train-v1.1.json and dev-v1.1.json"
     default_metric = "f1"
     config: SquadConfig
-    hashed_answers = ()  # With the default None, existing runs without evaluation would get another data hash.
+    hashed_answers = ()  # None would change the data hash of existing runs without evaluation.
     # Evaluation questions (default: none).
     _questions = Questions()
 

@@ -115,7 +115,7 @@ class Task:
     total_steps: int
     warmup_steps: int  # steps of linear learning-rate warm-up
     # Row counts that must be divisible by data shards times micro-batches, such as the batch size of each phase
-    # (default: (), no training data). Arrays of a batch may have different row counts, multiples of these.
+    # (default: (), no training data). The row counts of all arrays in a batch are multiples of these.
     batch_sizes: tuple[int, ...] = ()
     steps_per_epoch = 0  # 0: the task has no epochs
     checkpoint_every: int  # steps between checkpoints, at least 1; the last step is always saved
@@ -123,7 +123,7 @@ class Task:
     # Evaluation
 
     eval_batch_size: int  # rows of the global evaluation batch, a multiple of the number of data shards
-    eval_every: int  # steps between evaluations, besides the one after the last step (0: no evaluations)
+    eval_every: int  # steps between evaluations (0: none); otherwise, the last step is also evaluated
     eval_first = False  # whether to evaluate before the first step as well
     best_metric: Metric | None = None  # evaluation metric that selects the best checkpoint (None: use the newest one)
 
@@ -163,7 +163,7 @@ class Task:
         return ((self.total_steps, self.config.optimizer.learning_rate),)
 
     def objective_at(self, update: int) -> Objective:
-        """Returns the objective of an update, counted from 1, and of evaluations after it (0: before the first update).
+        """Returns the objective for an update (counted from 1) and the evaluation after it (0: before any update).
 
         All objectives of a run have the same parameters, metrics and loss weights. They may differ in RoPE thetas,
         which phases of pre-training may change.

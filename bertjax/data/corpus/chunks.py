@@ -85,7 +85,7 @@ class Shard:
     def select(self, array: str, heldout_below: int, heldout: bool) -> Iterator[np.ndarray]:
         """Yields the elements of `tokens` or `sentences` of one split, in blocks, which may be empty.
 
-        `heldout` selects the held-out documents, whose hash is below `heldout_below`; otherwise, selects all others.
+        Documents with a hash below `heldout_below` are held out. `heldout` selects these, or all others if it is False.
         """
         dtype = np.dtype(self.token_dtype if array == "tokens" else np.uint32)
         with as_path(f"{self.path}.{array}").open("rb") as file:

@@ -23,9 +23,9 @@ _DOC_CLOSE = "</doc>"
 _TAG_AND_TITLE = re.compile(r"^<doc\b.*\n?.*", re.MULTILINE)
 _NOT_ESCAPED = re.compile("&(?!amp;|lt;|gt;)")
 _TITLE = re.compile(r'\btitle="(.*?)"(?:\s+\w+="|>\s*$)')
-# Marker at the start or end of a Project Gutenberg book, up to the next *** of the paragraph, else to the line's end.
-# License and publisher's notes are outside the two markers. Etexts of the 1990s start after the "small print", and end
-# with a sentence. Only markers of a start match a group.
+# Marker at the start or end of a Project Gutenberg book. It extends to the next *** in the paragraph, or else to the
+# end of the line. The license and the publisher's notes are outside the two markers. Books of the 1990s start after
+# the "small print", and end with a sentence. Only markers of a start match a group.
 _BOOK_MARKER = re.compile(
     r"^(?:\*\*\* ?(?:(START)|END) OF TH(?:E|IS) (?:COPYRIGHTED )?PROJECT GUTENBERG E(?:BOOK|TEXT)"
     r"(?:(?:.|\n(?!\s*\n))*?\*\*\*|.*)"
@@ -116,8 +116,8 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
     - One paragraph per line, without blank lines or with a blank line after each paragraph: the file is one document.
     - One paragraph per line, with blank lines mostly between groups of paragraphs: each group is a document.
 
-    Each book of Project Gutenberg in a file is a document, without its license. So is each text between two
-    `<|endoftext|>`, and each article of WikiText.
+    With any layout, each Project Gutenberg book (without its license), each text between two `<|endoftext|>`, and each
+    WikiText article is a document.
     """
     first = next(blocks, "")
     blocks = itertools.chain([first], blocks)
@@ -143,7 +143,7 @@ def prose(blocks: Iterator[str], problems: Counter[str]) -> Iterator[Text]:
 
 
 def _books(blocks: Iterable[str]) -> Iterator[str]:
-    """Yields the text of the books of Project Gutenberg in a file, each followed by `_SEPARATOR`."""
+    """Yields the text of each Project Gutenberg book in a file, followed by `_SEPARATOR`."""
     rest, inside = "", False
     for block in itertools.chain(blocks, ["\n\n"]):
         text, newline, rest = (rest + block).rpartition("\n")
@@ -158,7 +158,7 @@ def _books(blocks: Iterable[str]) -> Iterator[str]:
 
 
 def _articles(blocks: Iterable[str], problems: Counter[str]) -> Iterator[str]:
-    """Yields the text of a file of WikiText, with `_SEPARATOR` instead of the title of each article."""
+    """Yields the text of a WikiText file, with `_SEPARATOR` instead of the title of each article."""
     rest = ""
     for block in itertools.chain(blocks, ["\n"]):
         text, newline, rest = (rest + block).rpartition("\n")
@@ -173,10 +173,9 @@ def is_title(line: str) -> bool:
 
 
 def rows(texts: Iterable[str], problems: Counter[str]) -> Iterator[Text]:
-    """Yields the documents of a dataset's rows: the row or, of a row with books of Project Gutenberg, the books.
+    """Yields each row of a dataset as a document. A row with Project Gutenberg books becomes one document per book.
 
-    Articles of Wiki-40B lose their title, and line breaks replace their markers. Rows that are wrapped at a fixed
-    width are unwrapped.
+    Wiki-40B articles lose their title, and line breaks replace their markers.
     """
     for text in texts:
         marker = _BOOK_MARKER.search(text)

@@ -37,7 +37,7 @@ _CHUNKS_PER_WORKER = 2
 _DISK_BYTES_PER_TEXT_BYTE = 0.8
 _WORKER_DIED = "a worker process was killed, perhaps for lack of memory; run again, with fewer --workers if it recurs"
 
-# Number of bytes of training tokens, from the start, that are checked for [UNK].
+# Number of bytes at the start of the training tokens that are checked for [UNK].
 _CHECKED_BYTES = 1 << 20
 
 # Report a held-out split with more than this fraction of the tokens, and more than twice the requested fraction: there

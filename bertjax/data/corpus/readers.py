@@ -55,9 +55,9 @@ NO_TEXT = re.compile(
 _NO_CORPUS = re.compile(
     rb"\s*(\{'[^'\n]*':|\[\s*\"[^\"\n]*\"\s*[,\]]|<(head|body|tei|(?-i:DOC))(?=[\s>]))", re.IGNORECASE
 )
-# Number of rows at the start of a dataset. If one is the title of an article, the rows are lines of WikiText.
+# Number of rows to check at the start of a dataset. If one is an article title, the rows are lines of WikiText.
 _START_ROWS = 100
-# Number of lines at the start of a file. If each has a tab between words, the file is a table.
+# Number of lines to check at the start of a file. If each has a tab between words, the file is a table.
 _TABLE_LINES = 20
 # A file is not UTF-8 if its start has more invalid bytes than both limits, and most non-ASCII bytes are invalid.
 _MAX_INVALID_BYTES, _MAX_INVALID_FRACTION = 20, 0.005

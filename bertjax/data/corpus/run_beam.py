@@ -36,7 +36,7 @@ _OPEN_RUNNERS = ("PortableRunner", "FlinkRunner", "SparkRunner")
 # Maximum attempts with `FnApiRunner`, which fails if one of its processes dies. Other runners retry by themselves.
 _ATTEMPTS = 4
 _STAGE_ERROR = re.compile(r"bertjax stage error (\{.*?\}) end")
-# File with the manifest entries of `plan_splits`. The manifest entry of an array file NAME is in NAME.json.
+# File for the manifest entries from `plan_splits`. The manifest entry of an array file NAME is in NAME.json.
 _PLAN = "plan.json"
 
 
@@ -56,7 +56,7 @@ def pipeline_options(options: Sequence[str], output: AnyPath, workers: int) -> P
     except (ValueError, ImportError, AttributeError) as error:
         raise UsageError(f"Beam cannot use runner={runner}: {first_line(error)}") from error
     if runner == "DataflowRunner" and not is_remote(output):
-        raise UsageError(f"DataflowRunner cannot write to {output}, a folder of this machine; use --output gs://...")
+        raise UsageError(f"DataflowRunner cannot write to {output}, a local folder; use --output gs://...")
     parsed = PipelineOptions([f"--runner={runner}", *flags])
     stderr = io.StringIO()
     try:

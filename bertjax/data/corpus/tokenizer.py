@@ -63,8 +63,8 @@ class BasicTokenizer:
     """Splitter of text into words and punctuation, equivalent to `BasicTokenizer` of google-research/bert.
 
     The words equal those of google-research/bert if both programs use the same Unicode data
-    (`unicodedata.unidata_version`). Otherwise, only characters whose category or lower case differs can change the
-    words. No released vocabulary contains such a character.
+    (`unicodedata.unidata_version`). Otherwise, only words with characters whose category or lower case differs between
+    the versions can differ. No released vocabulary contains such a character.
     """
 
     def __init__(self, lower_case: bool) -> None:
@@ -83,12 +83,12 @@ class BasicTokenizer:
         return " ".join(words).translate(self._punctuation).split()
 
     def words_with_origins(self, text: str) -> list[tuple[str, Sequence[int]]]:
-        """Returns (word, origins) for each of `words(text)`: `origins[i]` is the index in `text` of its character i."""
+        """Returns (word, origins) for each of `words(text)`. Character i of the word is from `text[origins[i]]`."""
         if text.isascii() and text.isprintable():
             matches = _ASCII_WORDS.finditer(text.lower() if self._lower_case else text)
             return [(match[0], range(*match.span())) for match in matches]
-        # Number of characters into which each character is normalized. Its neighbors can change which characters these
-        # are, as for a final sigma or the order of combining marks, but not their number.
+        # Number of normalized characters for each character. Neighbors can change which characters these are, as for a
+        # final sigma or the order of combining marks, but not their number.
         lengths = {char: len("".join(self.words(char))) for char in {*text}}
         origins = (index for index, char in enumerate(text) for _ in range(lengths[char]))
         return [(word, list(islice(origins, len(word)))) for word in self.words(text)]
@@ -307,7 +307,7 @@ class Tokenizer:
         return [self.vocabulary.pieces[index] for index in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Converts token ids to text: words separated by one space, continuation pieces joined to their word."""
+        """Converts token ids to text, with one space between words. A `tokenizer.json` has its own spacing."""
         pieces = self.pieces(ids)
         if self.vocabulary.kind == WORDPIECE:
             return " ".join(pieces).replace(" " + CONTINUATION, "")

@@ -35,9 +35,9 @@ WORD_START = "\u2581"  # SentencePiece: prefix of the first piece of a word
 BYTE_LEVEL_START = "\u0120"  # Byte-level BPE: prefix of the first piece of a word
 # Maximum characters of a word, as in google-research/bert. Longer words become [UNK].
 MAX_WORD_CHARS = 200
-# Minimum fraction of words with capitals in a cased vocabulary. Released cased vocabularies have 0.3 and more.
+# Minimum fraction of words with capitals in a cased vocabulary. Released cased vocabularies have at least 0.3.
 _MIN_CAPITALS = 0.1
-# Fraction of [UNK] above which a vocabulary probably does not fit a text.
+# Fraction of [UNK] tokens above which a vocabulary probably does not fit a text.
 _MAX_UNKNOWN = 0.1
 # File in a workdir that describes the run's vocabulary, see `Vocabulary.entry`.
 ENTRY = "vocabulary.json"

@@ -39,7 +39,7 @@ def extend_vocabulary(
 ) -> tuple[Vocabulary, dict[str, float]]:
     """Appends at most `number` pieces to a vocabulary. The old pieces retain their ids.
 
-    `data` is from `training_data` with `kind=extended_kind(base)`. Also returns `added_pieces` of the manifest.
+    `data` is from `training_data` with `kind=extended_kind(base)`. Also returns the manifest's entry `added_pieces`.
     """
     counts = data if isinstance(data, Counter) else _byte_level_words(base, data)
     logger.info(f"adding up to {number:,} pieces from {len(counts):,} distinct words")
@@ -201,7 +201,7 @@ def _with_merges(vocabulary: Vocabulary, merges: Sequence[tuple[str, str]]) -> b
 
 
 def _rates(vocabulary: Vocabulary, counts: Counter[str]) -> tuple[float, float]:
-    """Returns the pieces per word and the fraction of words that are [UNK]. Punctuation characters count as words."""
+    """Returns the pieces per word, and the fraction of words that contain [UNK]. Words include punctuation."""
     if vocabulary.kind == TOKENIZER_JSON:
         model = vocabulary.engine().model
         ids_of_words = ([token.id for token in model.tokenize(word)] for word in counts)

@@ -13,8 +13,8 @@ from typing import Any
 
 from bertjax.errors import UsageError, listed, quoted
 
-# Cells that mean "missing" in `pandas.read_csv`, database exports (\N) and spreadsheets (errors), and other spellings
-# that are not class names in any known data.
+# Cells that mean "missing" in `pandas.read_csv`, errors of spreadsheets, \N of database exports, and other spellings
+# that no known dataset uses as class names.
 _MISSING = (
     *("NaN", "nan", "-NaN", "-nan", "1.#QNAN", "-1.#QNAN", "1.#IND", "-1.#IND", "NULL", "null", "None"),
     *("NA", "<NA>", "#NA", "N/A", "n/a", "#N/A", "#N/A N/A", "Nan", "Null", "n.a.", "\\N"),
@@ -123,7 +123,7 @@ def spelling_problem(labels: Collection[str]) -> str:
 
 
 def missing_class_problem(labels: Collection[str]) -> str:
-    """Returns a warning if a class probably marks missing labels: -1 before 0, 1, 2 and so on, or -; else ""."""
+    """Returns a warning if -1 (besides 0, 1, 2, ...) or "-" is a class, which may mark missing labels, else ""."""
     if len(labels) > 3 and {*labels} == {*map(str, range(-1, len(labels) - 1))}:
         return f"the classes are -1 to {len(labels) - 2}; -1 may mark missing labels"
     if "-" in labels and "+" not in labels:

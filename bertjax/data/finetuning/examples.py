@@ -155,7 +155,7 @@ def known_labels(labels: np.ndarray) -> np.ndarray:
 
 
 def constant_prediction(labels: np.ndarray) -> np.ndarray:
-    """Returns the same prediction for all rows: the most frequent class, the mean, or labels that most rows have."""
+    """Returns a constant prediction for all rows: the most frequent class, the mean, or the labels of most rows."""
     known = labels[known_labels(labels)]
     if labels.ndim > 1:
         return np.tile((known.mean(axis=0) > 0.5).astype(np.int64), (len(labels), 1))

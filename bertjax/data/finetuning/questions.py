@@ -207,7 +207,7 @@ def _find_first_answer(question: Question) -> tuple[int, int] | None:
 
 
 def _is_inside_word(context: str, span: tuple[int, int]) -> bool:
-    """Returns whether a span is only a part of a word or words, while its text also occurs as whole words."""
+    """Returns whether a span starts or ends inside a word, while its text also occurs as whole words."""
     start, end = span
     edges = (context[at - 1 : at + 1] for at in span if 0 < at < len(context))
     if not any(re.fullmatch(r"\w\w", edge) for edge in edges):

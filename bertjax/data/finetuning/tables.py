@@ -31,7 +31,8 @@ _TRAINING_SPLITS = {"train", "training"}
 _SPLITS = _TRAINING_SPLITS | {"dev", "development", "val", "valid", "validation", "test", "testing", "eval"}
 _SPLITS |= {"holdout", "heldout", "unsup", "publictest", "privatetest", "public_test", "private_test"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
-# Escaped line break or tab, as mysql and some published CSV files write it. In LaTeX, a lower-case letter follows.
+# Escaped line break or tab, as in exports of mysql. LaTeX commands such as \nu, which continue with a lower-case
+# letter, do not match.
 _ESCAPED = re.compile(r"\\[nrt](?![a-z])")
 
 
@@ -45,7 +46,7 @@ class ReadStats:
     columns: str = ""  # description of the columns that are used and ignored, for `summary`
     # For each reason, the number of skipped rows (`rows`) and the line or id of the first row (`first`).
     skipped: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    # For each irregularity, `rows` and `first` as in `skipped`, but for irregular rows that are used anyway.
+    # Like `skipped`, but for irregular rows that are used anyway.
     noted: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def skip(self, reason: str, place: int | str) -> None:
@@ -57,7 +58,7 @@ class ReadStats:
         _count(self.noted, reason, place)
 
     def count_irregular_text(self, text: str, line: int) -> None:
-        """Counts a text that is probably not meant as text: a list, Python bytes, or a spelling of a missing value."""
+        """Counts a text that looks like a list, bytes or a missing value, or contains escaped line breaks or tabs."""
         if is_literal(text):
             self.count_irregular("with a list or bytes, whose brackets and quotes are a part of the text", line)
         elif text and is_missing(text.strip()):

@@ -31,12 +31,12 @@ _COLUMN = re.compile(r"\S+", re.ASCII)
 _LANGUAGE = re.compile(r"[a-z][a-z-]+:")
 # Chunk types, which CoNLL files have in the column before the entity tags.
 _CHUNKS = {"NP", "VP", "PP", "ADJP", "ADVP", "SBAR", "PRT", "CONJP", "INTJ", "LST", "UCP", "NC", "PC", "VC"}
-# Minimum number of rows or sentences to reject a file in which all have only one word. Also the minimum number of words
-# to reject a CoNLL file in which all words end with a number.
+# A file whose sentences all have one word is rejected only if it has at least this many sentences. A CoNLL file whose
+# words all end with a number is rejected only if it has at least this many words.
 _MIN_ROWS = 20
 # Line number and columns of a line.
 _Line: TypeAlias = tuple[int, list[str]]
-# For each sentence, the example index and the token position of each of its words.
+# Example index and token position of each word, by sentence.
 Places: TypeAlias = list[list[tuple[int, int]]]
 
 

@@ -115,8 +115,8 @@ class MixedOrder:
     def files(self, steps: int) -> np.ndarray:
         """Returns the file index of each step before `steps`, int64 [steps]."""
         if len(self._files) < steps:
-            # Round the number of draws up to a power of two, to redraw rarely. More draws from the same seed begin with
-            # the same values, so earlier steps keep their file.
+            # Round the number of draws up to a power of two, to redraw rarely. A longer draw with the same seed starts
+            # with the same values, so earlier steps keep their file.
             draws = np.random.default_rng([self._seed, len(self.orders)]).random(1 << max(10, steps.bit_length()))
             self._files = np.minimum(np.searchsorted(self._shares, draws, side="right"), len(self.orders) - 1)
         return self._files[:steps]

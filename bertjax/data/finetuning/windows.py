@@ -24,7 +24,7 @@ class Window:
     question: int  # index of the question
     passage_start: int  # position of the first passage token in the window
     char_spans: np.ndarray  # start and end (exclusive) character offset of each passage token, int64 [tokens, 2]
-    is_max_context: np.ndarray  # bool [tokens], whether no other window has more context of a token
+    is_max_context: np.ndarray  # bool [tokens], whether this window has the most context around a token
 
 
 def make_windows(

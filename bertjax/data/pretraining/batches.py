@@ -47,7 +47,7 @@ _Batch = dict[str, tf.Tensor]
 def train_dataset(
     corpus: Corpus, phase: Phase, *, seed: int, dupe_factor: int, start_step: int, shard: DataShard
 ) -> tf.data.Dataset:
-    """Returns a dataset with this process's part of the batches of steps `start_step` to `phase.stop_step - 1`.
+    """Returns a dataset of this process's batch rows for the steps `start_step` to `phase.stop_step - 1`.
 
     Training on sentence pairs cycles through `dupe_factor` passes. Each pass divides the corpus into pairs differently.
     Order, truncation and masks of the rows differ in every epoch, even if a pass is repeated.
@@ -56,7 +56,7 @@ def train_dataset(
       A dataset of dictionaries.
         `input_ids`, `input_mask`, `segment_ids`: int32 [B, L].
         `masked_lm_positions`, `masked_lm_ids`: int32 [B, P]. `masked_lm_weights`: float32 [B, P].
-        `next_sentence_labels`: int32 [B], 0 or 1 (see `LABELS` in `pairs.py`), -1 no label.
+        `next_sentence_labels`: int32 [B], 0 or 1 (see `LABELS` in `pairs.py`), -1 for no label.
       Batches without masks contain only the first three arrays. In packed batches, `sequence_ids` (pair number, from
       1) and `position_ids`, int32 [B, L], replace `input_mask`. Their `next_sentence_labels` are [B, S] for up to S
       pairs per row, and all -1 for documents.

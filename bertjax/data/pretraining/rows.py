@@ -39,7 +39,7 @@ Lookup = Callable[[tf.Tensor, tf.Tensor], Spans]
 
 
 def stream_key(*parts: int) -> np.uint64:
-    """Derives the 64-bit key of a random stream from seeds, followed by the stream's purpose, such as masking."""
+    """Derives the 64-bit key of a random stream from seeds and the stream's purpose, such as masking."""
     return np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]
 
 

@@ -212,7 +212,7 @@ class EmbedConfig(FinetuningConfig):
 
     task: str = "embed"
     epochs: int = 1
-    # AdamW, because its bias correction matters in short runs.
+    # Use AdamW, because its bias correction matters in short runs.
     optimizer: OptimizerConfig = OptimizerConfig(name="adamw", learning_rate=2e-5, warmup_steps=-1)
     embed: EmbedOptions = EmbedOptions()
     data: EmbedData = EmbedData()

@@ -54,7 +54,7 @@ class ScoredPairs:
         return scores(self.metrics, self.cosines(vectors), self.labels)
 
     def baseline(self, texts: Sequence[str]) -> dict[str, float]:
-        """Scores each pair by the fraction of words that the texts have in common (Jaccard index)."""
+        """Returns the metrics of scoring each pair by the fraction of words that its texts share (Jaccard index)."""
         words = [{*text.lower().split()} for text in texts]
         shared = [len(words[a] & words[b]) / max(1, len(words[a] | words[b])) for a, b in self.pairs]
         return scores(self.metrics, np.array(shared), self.labels)

@@ -77,7 +77,7 @@ def select_dev_rows(contents: Sequence[bytes], fraction: float, seed: int) -> np
     """
     key = seed.to_bytes(8, "little")
     hashes = [hashlib.blake2b(content, key=key, digest_size=16).digest() for content in contents]
-    # Round, because 0.1 * 30 is above 3 in floating point.
+    # Round, because 0.07 * 100 is above 7 in floating point.
     count = max(1, math.ceil(round(fraction * len(hashes), 6)))
     last = sorted(hashes)[count - 1]
     return np.array([digest <= last for digest in hashes], bool)

@@ -32,7 +32,8 @@ from bertjax.tasks.task import NumpyBatch, Objective, Task
 CLASSIFIER = "classifier"
 _MAX_LOGGED_CLASSES = 20
 _NOT_EVALUATED = "no data; the last checkpoint is kept"
-# Suggest scaling if a label is larger, because outputs start near 0 and change little at the paper's learning rates.
+# Suggest scaling labels with a larger absolute value, because outputs start near 0 and change little at the paper's
+# learning rates.
 _MAX_NUMBER = 20.0
 
 
@@ -201,7 +202,7 @@ class FinetuningTask(Task):
         return labels is None or bool(known_labels(labels).any())
 
     def extra_metrics(self) -> list[Metric]:
-        """Returns metrics that `select_by` accepts besides those of `baseline`, or for which lower is better."""
+        """Returns additional metrics for `select_by`: those that `baseline` lacks, or for which lower is better."""
         return []
 
     def write_predictions(self, outputs: list[dict[str, np.ndarray]], folder: Path) -> list[Path]:

@@ -230,8 +230,11 @@ def _mean(losses: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def _num_blocks(num_rows: int, num_columns: int) -> int:
-    """Returns the smallest number of equal blocks of at most `_MAX_LOGITS` logits and at least one row per shard."""
+    """Returns the smallest number of equal blocks with at most `_MAX_LOGITS` logits each.
+
+    Each block has at least one row per shard, even if its logits then exceed the limit.
+    """
     mesh = jax.sharding.get_abstract_mesh()
-    limit = num_rows // (1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"])  # at least one row per shard
+    limit = num_rows // (1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"])
     needed = min(limit, math.ceil(num_rows * num_columns / _MAX_LOGITS))
     return next(count for count in range(max(1, needed), limit + 1) if limit % count == 0)

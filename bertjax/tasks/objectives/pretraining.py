@@ -72,7 +72,7 @@ class PretrainingObjective(Objective):
         }
 
     def baseline(self, corpus: Corpus, batches: Iterator[NumpyBatch]) -> dict[str, float]:
-        """Returns `Task.baseline`, the metrics of predictions that ignore the input, on all batches (default: {})."""
+        """Returns the metrics of predictions that ignore the input, for `Task.baseline` (default: {})."""
         return {}
 
     def flops_per_position(self, phase: Phase) -> float:
