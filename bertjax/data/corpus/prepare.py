@@ -60,7 +60,8 @@ _PROBLEMS = {
     "paragraphs_not_split": "{} paragraphs could not be split into sentences and became one sentence each",
     "single_sentence_documents": (
         "{} documents, more than half, have one sentence, so next-sentence prediction cannot be trained on them: in "
-        "text: inputs, write a blank line between documents, not after each sentence (in datasets, use a row for each)"
+        "text: inputs, write a blank line between documents, not after each sentence; in datasets, write one document "
+        "per row"
     ),
     "sentences_without_tokens": "{} sentences contained only control characters and were skipped",
     "unclosed_doc": "{} <doc> tags lacked </doc> and were read to the next <doc> or the end of their file",
