@@ -35,7 +35,7 @@ def general(corpus, tmp_path_factory) -> Path:
     prepare(
         [f"text:{folder}/text.txt"],
         folder / "corpus",
-        vocabulary=open_corpus(corpus).vocabulary_path,
+        vocabulary=open_corpus(corpus).vocabulary().path,
         heldout_fraction=0.1,
         workers=1,
     )

@@ -29,7 +29,7 @@ ADDED = ("losuna", "kerona", "##rovi", "ж")
 @pytest.fixture(scope="module")
 def vocabularies(corpus, tmp_path_factory) -> tuple[Path, Path]:
     """Returns the vocabulary file of the corpus, and a copy with the pieces of `ADDED`."""
-    old = open_corpus(corpus).vocabulary_path
+    old = open_corpus(corpus).vocabulary().path
     new = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
     new.write_text(old.read_text() + "".join(f"{piece}\n" for piece in ADDED))
     return old, new

@@ -217,7 +217,6 @@ def _read_texts(source: Source) -> Iterator[Text]:
 
 def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int], object]) -> Iterator[str]:
     """Yields the decoded text of a file in blocks of about a megabyte."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
     total_bytes = 0
 
     def read_blocks(raw: IO[bytes]) -> Iterator[bytes]:
@@ -245,9 +244,13 @@ def _text_blocks(source: Source, problems: Counter[str], advance: Callable[[int]
 
     try:
         with as_path(source.name).open("rb") as raw:
-            for block in itertools.chain(unix_newlines(read_blocks(raw)), [b""]):
-                problems["nul_characters"] += block.count(0)
-                yield _decode(decoder, block, problems)
+            # Decode invalid bytes as surrogates and count these, because the text itself may contain U+FFFD.
+            for text in codecs.iterdecode(unix_newlines(read_blocks(raw)), "utf-8", "surrogateescape"):
+                problems["nul_characters"] += text.count("\0")
+                if not text.isascii() and (invalid := _ESCAPED_BYTES.findall(text)):
+                    problems["invalid_utf8_bytes"] += sum(map(len, invalid))
+                    text = _ESCAPED_BYTES.sub("\ufffd", text)
+                yield text
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         place = f"past byte {total_bytes:,} of the decompressed text"
         raise BertjaxError(f"cannot read {source.name} {place}: {first_line(error)}; repair or omit it") from error
@@ -269,15 +272,3 @@ def _check_encoding(name: str, block: bytes) -> None:
     is_frequent = invalid > max(_MAX_INVALID_BYTES, _MAX_INVALID_FRACTION * len(block))
     if is_frequent and 2 * invalid > sum(byte > 0x7F for byte in block):
         raise UsageError(f"{name} is not in UTF-8; convert it, for example with iconv -f ENCODING -t UTF-8")
-
-
-def _decode(decoder: Any, block: bytes, problems: Counter[str]) -> str:
-    try:
-        return decoder.decode(block, final=not block)
-    except UnicodeDecodeError:
-        # Decode invalid bytes as surrogates and count these, because the text itself may contain U+FFFD.
-        decoder.errors = "surrogateescape"
-        text = decoder.decode(block, final=not block)
-        decoder.errors = "strict"
-        problems["invalid_utf8_bytes"] += sum(map(len, _ESCAPED_BYTES.findall(text)))
-        return _ESCAPED_BYTES.sub("\ufffd", text)

@@ -72,10 +72,6 @@ class Split:
     documents: np.ndarray  # uint64 [documents + 1]: index of each document's first sentence
 
     @property
-    def num_sentences(self) -> int:
-        return self.sentences.size - 1
-
-    @property
     def num_documents(self) -> int:
         return self.documents.size - 1
 
@@ -139,10 +135,6 @@ class Corpus:
     train: Split
     heldout: Split
     checksums: Checksums
-
-    @property
-    def vocabulary_path(self) -> Path:
-        return self.path / self.manifest["vocabulary"]["file"]
 
     def vocabulary(self) -> Vocabulary:
         """Loads the vocabulary."""

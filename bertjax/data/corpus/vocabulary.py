@@ -138,10 +138,6 @@ class Vocabulary:
         entry |= {name: value for name, value in values.items() if value != getattr(Vocabulary, name)}
         return entry | ({"special_ids": named_special_ids(self)} if self.kind == TOKENIZER_JSON else {})
 
-    def with_content(self, content: bytes) -> "Vocabulary":
-        """Returns a vocabulary with the same settings, loaded from the file content `content`."""
-        return load_entry(self.path.parent, self.entry(), content)
-
 
 def load_vocabulary(
     path: str | os.PathLike,

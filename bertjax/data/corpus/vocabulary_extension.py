@@ -9,7 +9,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from bertjax.data.corpus.tokenizer import Tokenizer
-from bertjax.data.corpus.vocabulary import BPE, BYTE_LEVEL_START, CONTINUATION, TOKENIZER_JSON, WORDPIECE, Vocabulary
+from bertjax.data.corpus.vocabulary import (
+    BPE,
+    BYTE_LEVEL_START,
+    CONTINUATION,
+    TOKENIZER_JSON,
+    WORDPIECE,
+    Vocabulary,
+    load_entry,
+)
 from bertjax.data.corpus.vocabulary_training import wordpieces
 from bertjax.errors import UsageError
 
@@ -50,7 +58,7 @@ def extend_vocabulary(
         merges = added_merges(base, number, counts)
         # Without new merges, keep the bytes of the file, whose checksum identifies the vocabulary.
         content = _with_merges(base, merges) if merges else base.content
-    extended = dataclasses.replace(base.with_content(content), num_rows=0)
+    extended = dataclasses.replace(load_entry(base.path.parent, base.entry(), content), num_rows=0)
     report: dict[str, float] = {"count": extended.size - base.size}
     for name, measured in ("before", base), ("after", extended):
         report[f"pieces_per_word_{name}"], report[f"unknown_words_{name}"] = _rates(measured, counts)

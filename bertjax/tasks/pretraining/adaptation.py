@@ -81,7 +81,7 @@ class AdaptationTask(PretrainingTask):
         if general.workdir_files != self.workdir_files:
             raise UsageError(
                 f"the corpora {data.replay_corpus} and {data.corpus} have different vocabularies; prepare "
-                f"{data.replay_corpus} with --vocab {self.corpus.vocabulary_path}"
+                f"{data.replay_corpus} with --vocab {self.corpus.vocabulary().path}"
             )
         self._general = general
         self.other_tasks[_GENERAL] = general
